@@ -1,0 +1,33 @@
+"""``settle_run`` and ``note_waiting``: the rare activities that only keep books. Both are idempotent."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from temporalio import activity
+
+from activities.context import ActivityContext
+from activities.guard import guarded
+from engine.contracts import SettleReceipt, SettleRequest, WaitRequest
+from engine.store.settling import Settlement, note_waiting, settle_run
+
+
+class BookkeepingActivities:
+    """Activities that write the ends and waits that no step's own transactions write."""
+
+    def __init__(self, context: ActivityContext) -> None:
+        self._context = context
+
+    @activity.defn(name="settle_run")
+    @guarded
+    async def settle_run(self, request: SettleRequest) -> SettleReceipt:
+        """Ends a run that its last step did not end."""
+        settlement = Settlement(UUID(request.run_id), request.execution, request.state, request.code)
+        settled = await settle_run(self._context.database, settlement)
+        return SettleReceipt(settled.state, settled.code)
+
+    @activity.defn(name="note_waiting")
+    @guarded
+    async def note_waiting(self, request: WaitRequest) -> None:
+        """Shows on the record what a step, or the planning, waits for."""
+        await note_waiting(self._context.database, UUID(request.run_id), request.round, request.position, request.code)

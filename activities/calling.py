@@ -1,0 +1,185 @@
+"""Making one model call on behalf of an attempt: heartbeats, progress, and how it ended, as data.
+
+Nothing here touches the record. A call ends in exactly one ``CallEnd``, also when it is cancelled from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from temporalio import activity
+
+from activities.context import ActivityContext
+from activities.failures import remedy_for, verdict_retries
+from engine.plan.clean import clean_text
+from engine.store.artifacts import ArtifactDraft, text_draft
+from engine.store.attempts import Place
+from engine.store.run_writer import AttemptResult
+from worker_pools.adapters import CallFailed, Message, ModelCall, ModelReply, Progress
+from worker_pools.adapters.verdict import judge
+from worker_pools.pool import Worker
+from worker_pools.prices import cost_usd
+
+FREE = Decimal(0)
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """A call about to be made."""
+
+    place: Place
+    attempt_id: UUID
+    worker: Worker
+    messages: tuple[Message, ...]
+    response_schema: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """How a call ended: for the record (``result``, ``drafts``), and what to do (``retry``, ``delay``).
+
+    ``text`` is the answer, cleaned, when there is one. ``interrupted`` says that the activity was cancelled.
+    """
+
+    result: AttemptResult
+    drafts: tuple[ArtifactDraft, ...] = ()
+    text: str | None = None
+    raw_text: str | None = None
+    retry: bool = False
+    delay: timedelta | None = None
+    interrupted: bool = False
+
+
+async def make_call(context: ActivityContext, plan: CallPlan) -> CallEnd:
+    """Calls the model once; never raises for anything that can happen to a call."""
+    try:
+        async with _heartbeats(context.heartbeat_interval_s):
+            reply = await _send(context, plan)
+    except CallFailed as failure:
+        return _failed(plan, failure)
+    except asyncio.CancelledError:
+        return _interrupted()
+    return _answered(plan, reply)
+
+
+async def _send(context: ActivityContext, plan: CallPlan) -> ModelReply:
+    worker = plan.worker
+    base_url, api_key = None, None
+    if worker.is_local:
+        endpoint = await context.local_endpoint()
+        base_url, api_key = endpoint.base_url, endpoint.api_key
+    elif worker.api_key is not None:
+        api_key = context.secrets.get(worker.api_key)
+    adapter = await context.adapter(worker)
+    place = plan.place
+
+    def on_progress(progress: Progress) -> None:
+        context.progress.report(place.run_id, place.round, place.position, progress.pieces)
+
+    return await adapter.call(
+        ModelCall(
+            worker=worker,
+            messages=plan.messages,
+            attempt_id=str(plan.attempt_id),
+            response_schema=plan.response_schema,
+            api_key=api_key,
+            base_url=base_url,
+        ),
+        on_progress,
+    )
+
+
+def _answered(plan: CallPlan, reply: ModelReply) -> CallEnd:
+    verdict = judge(reply)
+    cleaned = clean_text(reply.text)
+    drafts = []
+    if reply.reasoning:
+        drafts.append(text_draft(plan.attempt_id, "reasoning", clean_text(reply.reasoning).text))
+    if cleaned.text:
+        # A text that is no answer (a refusal) is kept for the operator under another name and passed on to nobody.
+        kind = "output" if verdict.failure is None else "declined_output"
+        drafts.append(text_draft(plan.attempt_id, kind, cleaned.text))
+    numbers = AttemptResult(
+        state="succeeded",
+        finish_reason=_code_like(reply.finish_reason),
+        notes=tuple(
+            code
+            for code, applies in (
+                ("nul-replaced", cleaned.nul_count),
+                ("surrogate-replaced", cleaned.surrogate_count),
+                ("answer-truncated", verdict.truncated),
+            )
+            if applies
+        ),
+        input_tokens=reply.input_tokens,
+        output_tokens=reply.output_tokens,
+        cost_usd=cost_usd(plan.worker.price, reply.input_tokens, reply.output_tokens),
+        first_token_ms=_milliseconds(reply.first_token_s),
+        duration_ms=_milliseconds(reply.duration_s),
+    )
+    if verdict.failure is None:
+        return CallEnd(numbers, tuple(drafts), text=cleaned.text, raw_text=reply.text)
+    refused = verdict.failure in {"refused", "content-filtered"}
+    result = replace(numbers, state="refused" if refused else "failed", error_code=verdict.failure)
+    return CallEnd(result, tuple(drafts), retry=verdict_retries(verdict.failure))
+
+
+def _failed(plan: CallPlan, failure: CallFailed) -> CallEnd:
+    remedy = remedy_for(failure, datetime.now(UTC))
+    cost = cost_usd(plan.worker.price, failure.input_tokens, failure.output_tokens)
+    drafts: tuple[ArtifactDraft, ...] = ()
+    if failure.provider_text:
+        drafts = (text_draft(plan.attempt_id, "provider_message", clean_text(failure.provider_text).text),)
+    result = AttemptResult(
+        state="failed",
+        error_code=remedy.code,
+        provider_status=failure.status,
+        input_tokens=failure.input_tokens,
+        output_tokens=failure.output_tokens,
+        cost_usd=cost if cost is not None or failure.billable else FREE,
+        duration_ms=_milliseconds(failure.duration_s),
+    )
+    return CallEnd(result, drafts, retry=remedy.retry, delay=remedy.delay)
+
+
+def _interrupted() -> CallEnd:
+    """The activity was cancelled: the connection is closed, the provider may bill what it had begun."""
+    details = activity.cancellation_details()
+    if details is not None and details.cancel_requested:
+        return CallEnd(AttemptResult("cancelled", "cancelled"), interrupted=True)
+    if details is not None and details.worker_shutdown:
+        return CallEnd(AttemptResult("unknown", "worker-shutdown"), retry=True, interrupted=True)
+    return CallEnd(AttemptResult("unknown", "lease-lost"), retry=True, interrupted=True)
+
+
+@contextlib.asynccontextmanager
+async def _heartbeats(interval_s: float) -> AsyncIterator[None]:
+    async def beat() -> None:
+        while True:
+            activity.heartbeat()
+            await asyncio.sleep(interval_s)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _code_like(value: str | None) -> str | None:
+    """A provider's word for the end of an answer, if it is a word: other columns hold codes only."""
+    if value is None:
+        return None
+    short = value[:40]
+    return short if short.replace("_", "").replace("-", "").isalnum() and short.isascii() else "other"

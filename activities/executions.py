@@ -1,0 +1,161 @@
+"""Starting executions, and the reconciler that keeps the two stores in agreement.
+
+The database says which execution of a run should exist. Whoever notices that it is missing starts it; ids derive from
+the run, so it cannot be started twice. A live run whose workflow is closed or gone is settled as lost, resumable.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import func, select
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.plan_text import step_specs
+from engine import contracts
+from engine.contracts import RunRequest
+from engine.errors import BugError, UnavailableError
+from engine.store.database import Database
+from engine.store.inputs import read_pool_document, read_steps
+from engine.store.settling import Settlement, settle_run
+from engine.store.states import RUN_LIVE, STEP_HAS_OUTPUT
+from engine.store.tables import Plan, Run
+from worker_pools.pool import pool_from_document
+
+WORKFLOW_LOST = "workflow-lost"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run that should have a workflow."""
+
+    id: UUID
+    execution: int
+    execution_seen: int
+
+
+async def start_execution(database: Database, client: Client, run_id: UUID) -> bool:
+    """Starts the run's present execution; False if it was there already. What it needs is read from the database."""
+    request = await execution_request(database, run_id)
+    try:
+        await client.start_workflow(
+            contracts.WORKFLOW_TYPE,
+            request,
+            id=contracts.workflow_id(request.run_id, request.execution),
+            task_queue=contracts.WORKFLOW_QUEUE,
+            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+            task_timeout=contracts.WORKFLOW_TASK_TIMEOUT,
+        )
+    except WorkflowAlreadyStartedError:
+        return False
+    except RPCError as error:
+        raise temporal_unreachable(error) from None
+    return True
+
+
+async def execution_request(database: Database, run_id: UUID) -> RunRequest:
+    """The workflow's input for the present execution: identifiers, positions and numbers."""
+    async with database.read() as connection:
+        row = (
+            await connection.execute(
+                select(
+                    Run.execution,
+                    Run.round,
+                    Run.pool_digest,
+                    Run.deadline_at,
+                    Plan.accepted_at,
+                    func.clock_timestamp().label("now"),
+                )
+                .join(Plan, (Plan.run_id == Run.id) & (Plan.round == Run.round))
+                .where(Run.id == run_id)
+            )
+        ).one_or_none()
+    if row is None:
+        raise BugError("run-unknown", "there is no such run")
+    pool = pool_from_document(await read_pool_document(database, row.pool_digest))
+    deadline_s = _seconds_left(row.deadline_at, row.now)
+    if row.accepted_at is None:
+        return RunRequest(
+            run_id=str(run_id),
+            execution=row.execution,
+            round=row.round,
+            deadline_s=deadline_s,
+            plan_queue=contracts.pool_queue(pool.conductor.queue),
+            plan_call_s=pool.conductor.timeouts.call_s,
+        )
+    steps = await read_steps(database, run_id, row.round)
+    return RunRequest(
+        run_id=str(run_id),
+        execution=row.execution,
+        round=row.round,
+        steps=step_specs(pool, steps),
+        skipped=[step.position for step in steps if step.state == "skipped"],
+        done=[step.position for step in steps if step.state in STEP_HAS_OUTPUT],
+        deadline_s=deadline_s,
+    )
+
+
+async def reconcile(database: Database, client: Client) -> int:
+    """Starts what is missing and settles what is lost; returns how many runs it changed."""
+    changed = 0
+    for run in await _live_runs(database):
+        try:
+            changed += await _reconcile_run(database, client, run)
+        except UnavailableError:
+            raise
+        except Exception:  # noqa: BLE001  # logged with its trace
+            # One run that cannot be looked at must not keep the others waiting.
+            _log.exception("run %s could not be reconciled", run.id)
+    return changed
+
+
+async def _reconcile_run(database: Database, client: Client, run: LiveRun) -> bool:
+    status = await _status(client, contracts.workflow_id(str(run.id), run.execution))
+    if status == WorkflowExecutionStatus.RUNNING:
+        return False
+    if status is None and run.execution_seen < run.execution:
+        # Never seen alive: its submitter died between writing the run and starting the workflow.
+        return await start_execution(database, client, run.id)
+    settled = await settle_run(database, Settlement(run.id, run.execution, "failed", WORKFLOW_LOST))
+    return settled.code == WORKFLOW_LOST
+
+
+async def _live_runs(database: Database) -> list[LiveRun]:
+    async with database.read() as connection:
+        rows = await connection.execute(
+            select(Run.id, Run.execution, Run.execution_seen)
+            .where(Run.state.in_(RUN_LIVE), Run.parent_run_id.is_(None))
+            .order_by(Run.id)
+        )
+        return [LiveRun(row.id, row.execution, row.execution_seen) for row in rows]
+
+
+async def _status(client: Client, workflow: str) -> WorkflowExecutionStatus | None:
+    try:
+        description = await client.get_workflow_handle(workflow).describe()
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return None
+        raise temporal_unreachable(error) from None
+    return description.status
+
+
+def temporal_unreachable(error: RPCError) -> UnavailableError:
+    """The error for a Temporal service that does not answer; its own text is not passed on."""
+    return UnavailableError(
+        "temporal-unreachable",
+        f"Temporal does not answer ({error.status.name.lower().replace('_', '-')})",
+        hint="check PODIUM_TEMPORAL_ADDRESS and that the server is up; `podium doctor` looks closer",
+    )
+
+
+def _seconds_left(deadline: datetime | None, now: datetime) -> float | None:
+    return None if deadline is None else max((deadline - now).total_seconds(), 0.0)

@@ -1,0 +1,107 @@
+"""``plan_task``: one planning call. The workflow asks again when the Conductor's text was not a valid plan."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+from temporalio import activity
+
+from activities.calling import CallEnd, CallPlan, make_call
+from activities.context import ActivityContext
+from activities.guard import guarded
+from activities.plan_text import read_plan, step_specs, template_draft
+from activities.prompts import new_nonce, render_plan_request
+from activities.secrets_gate import require_secret
+from activities.steps import make_opening, raise_if_unfinished
+from engine.contracts import PlanReceipt, PlanRequest
+from engine.store.attempts import Closing, Fence, Place, Ruling, open_attempt
+from engine.store.inputs import PlanInputs, read_plan_inputs, read_steps
+from engine.store.planning import RejectedPlan, close_planning_attempt
+from engine.store.plans import PlanDraft
+from worker_pools.conductor_schema import plan_schema
+from worker_pools.pool import Pool
+
+
+class PlanActivities:
+    """The activity that asks the Conductor for a plan."""
+
+    def __init__(self, context: ActivityContext) -> None:
+        self._context = context
+
+    @activity.defn(name="plan_task")
+    @guarded
+    async def plan_task(self, request: PlanRequest) -> PlanReceipt:
+        """Opens a planning attempt, calls the Conductor, stores the plan or everything that was wrong with it."""
+        context = self._context
+        place = Place(UUID(request.run_id), request.round, None)
+        fence = Fence(request.execution, request.dispatch, activity.info().attempt)
+        inputs = await read_plan_inputs(context.database, place.run_id, request.round)
+        pool = await context.pool(inputs.pool_digest)
+        conductor = pool.conductor
+        await require_secret(context, place, conductor)
+        prompt = render_plan_request(pool, inputs, new_nonce())
+        opening = make_opening(context, place, fence, conductor, prompt)
+        ruling = await open_attempt(context.database, opening)
+        if ruling.verdict == "call":
+            schema = _schema(pool) if conductor.structured_output == "json-schema" else None
+            end = await make_call(context, CallPlan(place, opening.attempt_id, conductor, prompt.messages, schema))
+            ruling = await asyncio.shield(self._close(place, opening.attempt_id, pool, inputs, end))
+            if ruling.code != "plan-invalid" or ruling.verdict != "retry":
+                raise_if_unfinished(ruling, end)
+        return await self._receipt(place, pool, ruling)
+
+    async def _close(self, place: Place, attempt: UUID, pool: Pool, inputs: PlanInputs, end: CallEnd) -> Ruling:
+        planned = None if end.text is None else await asyncio.to_thread(_read, pool, end)
+        closing = Closing(
+            place=place,
+            attempt_id=attempt,
+            result=end.result,
+            # The text of a plan is stored as plan_text, byte for byte, not as an output.
+            drafts=[draft for draft in end.drafts if draft.kind != "output"],
+            retry=end.retry,
+            attempts_max=pool.conductor.attempts_max,
+        )
+        return await close_planning_attempt(
+            self._context.database,
+            closing,
+            planned,
+            fallback=_fallback(pool, inputs.task.text),
+            repairs_max=pool.policy.plan_repairs_max,
+        )
+
+    async def _receipt(self, place: Place, pool: Pool, ruling: Ruling) -> PlanReceipt:
+        if ruling.verdict == "done":
+            steps = await read_steps(self._context.database, place.run_id, place.round)
+            return PlanReceipt(
+                "planned",
+                steps=step_specs(pool, steps),
+                skipped=[step.position for step in steps if step.state == "skipped"],
+            )
+        if ruling.verdict == "retry":
+            return PlanReceipt("repair", ruling.code)
+        if ruling.verdict in {"held", "cancelled"}:
+            return PlanReceipt("held" if ruling.verdict == "held" else "cancelled", ruling.code)
+        return PlanReceipt("failed", ruling.code)
+
+
+def _read(pool: Pool, end: CallEnd) -> PlanDraft | RejectedPlan:
+    return read_plan(
+        pool, end.raw_text or "", finish_reason=end.result.finish_reason, output_tokens=end.result.output_tokens
+    )
+
+
+def _schema(pool: Pool) -> dict[str, Any]:
+    conductor = pool.conductor
+    return plan_schema(
+        workers=len(pool.workers),
+        steps_max=pool.policy.steps_max,
+        subtask_chars_max=conductor.subtask_chars_max,
+        last_step_reads=conductor.last_step_reads,
+    )
+
+
+def _fallback(pool: Pool, task: str) -> PlanDraft | None:
+    name = pool.policy.on_invalid_plan
+    return None if name == "fail" else template_draft(pool, name, task)

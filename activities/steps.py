@@ -1,0 +1,114 @@
+"""``perform_step``: Open, Call, Close. The heart of the engine; see the design, section 4."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.calling import CallEnd, CallPlan, make_call
+from activities.context import ActivityContext
+from activities.guard import guarded
+from activities.prompts import Prompt, new_nonce, render_step
+from activities.secrets_gate import require_secret
+from engine.contracts import StepReceipt, StepRequest, attempt_id
+from engine.ledger.commitment import PROMPT_DOMAIN, commitment
+from engine.store.artifacts import JSON, ArtifactDraft
+from engine.store.attempts import Closing, Fence, Opening, Place, Ruling, close_step_attempt, open_attempt
+from engine.store.ids import artifact_id
+from engine.store.inputs import read_step_inputs
+from worker_pools.pool import Worker
+from worker_pools.prices import worst_case_usd
+
+
+class StepActivities:
+    """The activity that performs a step, bound to what its process shares."""
+
+    def __init__(self, context: ActivityContext) -> None:
+        self._context = context
+
+    @activity.defn(name="perform_step")
+    @guarded
+    async def perform_step(self, request: StepRequest) -> StepReceipt:
+        """Opens an attempt, calls the model with no transaction open, closes the attempt."""
+        context = self._context
+        place = Place(UUID(request.run_id), request.round, request.position)
+        fence = Fence(request.execution, request.dispatch, activity.info().attempt)
+        inputs = await read_step_inputs(context.database, place.run_id, request.round, request.position)
+        pool = await context.pool(inputs.pool_digest)
+        worker = pool.worker(inputs.worker)
+        await require_secret(context, place, worker)
+        prompt = render_step(pool, inputs, new_nonce())
+        opening = make_opening(context, place, fence, worker, prompt)
+        ruling = await open_attempt(context.database, opening)
+        # Now it is durable that a call may happen; a crash from here on leaves an attempt that counts as unknown.
+        if ruling.verdict == "call":
+            end = await make_call(context, CallPlan(place, opening.attempt_id, worker, prompt.messages))
+            closing = Closing(
+                place=place,
+                attempt_id=opening.attempt_id,
+                result=end.result,
+                drafts=end.drafts,
+                retry=end.retry,
+                attempts_max=worker.attempts_max,
+                ends_run=request.ends_run,
+            )
+            # Shielded: what a call cost is recorded also while the activity is being cancelled.
+            ruling = await asyncio.shield(close_step_attempt(context.database, closing))
+            # Now it is durable that this step has this output; a crash from here on repeats nothing.
+            raise_if_unfinished(ruling, end)
+        return _receipt(ruling)
+
+
+def make_opening(context: ActivityContext, place: Place, fence: Fence, worker: Worker, prompt: Prompt) -> Opening:
+    """What Open writes about the call: ids from the place, the manifest, the commitment to the rendered prompt."""
+    attempt = attempt_id(
+        place.run_id,
+        round=place.round,
+        position=place.position,
+        execution=fence.execution,
+        dispatch=fence.dispatch,
+        attempt=fence.attempt,
+    )
+    manifest = ArtifactDraft(attempt, "prompt_manifest", prompt.manifest, role="manifest", media_type=JSON)
+    return Opening(
+        place=place,
+        fence=fence,
+        attempt_id=attempt,
+        worker=worker.name,
+        model=worker.model,
+        manifest=manifest,
+        prompt_commitment=commitment(manifest.salt, PROMPT_DOMAIN, str(attempt), prompt.rendered),
+        attempts_max=worker.attempts_max,
+        process_id=context.process_id,
+        reserve_usd=worst_case_usd(worker.price, len(prompt.rendered), worker.output_tokens_max),
+    )
+
+
+def raise_if_unfinished(ruling: Ruling, end: CallEnd) -> None:
+    """Raises what makes Temporal try again, or what tells it that the activity's cancellation was obeyed."""
+    if ruling.verdict == "retry":
+        code = ruling.code or "retry"
+        raise ApplicationError(code, type=code, next_retry_delay=end.delay)
+    if ruling.verdict == "superseded":
+        raise ApplicationError("superseded", type="superseded", non_retryable=True)
+    if end.interrupted and ruling.verdict != "done":
+        raise asyncio.CancelledError
+
+
+def _receipt(ruling: Ruling) -> StepReceipt:
+    if ruling.verdict == "superseded":
+        raise ApplicationError("superseded", type="superseded", non_retryable=True)
+    outcome = {"done": "succeeded", "held": "held", "cancelled": "cancelled"}.get(ruling.verdict, "failed")
+    return StepReceipt(
+        outcome=outcome,  # type: ignore[arg-type]  # the four words above
+        code=ruling.code,
+        attempt_id=None if ruling.attempt_id is None else str(ruling.attempt_id),
+        artifact_id=None if ruling.attempt_id is None else str(artifact_id(ruling.attempt_id, "output")),
+        input_tokens=ruling.input_tokens,
+        output_tokens=ruling.output_tokens,
+        cost_usd=None if ruling.cost_usd is None else format(ruling.cost_usd, "f"),
+        run_ended=ruling.run_ended,
+    )

@@ -1,0 +1,207 @@
+"""What the workflow and its activities say to each other: typed requests and results, stubs, queues, timeouts.
+
+Everything in here ends up in Temporal's history, so a field may hold an identifier, a position, a state, a number or
+one of our error codes, and never text that a person or a model wrote, a hash of such text, a name or a secret.
+The stubs carry the registered names; the worker registers the real functions of ``activities`` under them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+from uuid import UUID, uuid5
+
+from temporalio import activity
+
+WORKFLOW_TYPE = "RunWorkflow"
+WORKFLOW_QUEUE = "podium"
+WAKE_SIGNAL = "wake"
+QUEUE_NAME = re.compile(r"[a-z0-9-]{1,32}")
+
+# A workflow task is milliseconds of work. The default of 10 s would be spent waiting for a dead worker's sticky queue.
+WORKFLOW_TASK_TIMEOUT = timedelta(seconds=2)
+STICKY_QUEUE_TIMEOUT = timedelta(seconds=1)
+# Short heartbeats and a loaded worker do not go together (temporal.md: 1,000 calls in flight, 2 s: 247 repeats).
+HEARTBEAT_TIMEOUT = timedelta(seconds=10)
+HEARTBEAT_INTERVAL_S = 2.0
+# Temporal's limit for one try of an activity is above every limit of ours, so that our error comes first.
+CALL_MARGIN_S = 60.0
+# After this long in a queue that nobody polls, the step is shown as waiting for a worker.
+NO_WORKER_TIMEOUT = timedelta(seconds=60)
+BOOKKEEPING_TIMEOUT = timedelta(seconds=30)
+RETRY_INITIAL = timedelta(seconds=1)
+RETRY_MAXIMUM = timedelta(seconds=60)
+# A held step is looked at again this often even if the waking signal is lost.
+HELD_RECHECK = timedelta(seconds=30)
+
+Outcome = Literal["succeeded", "failed", "cancelled", "held"]
+PlanOutcome = Literal["planned", "repair", "failed", "cancelled", "held"]
+EndState = Literal["succeeded", "failed", "cancelled"]
+
+
+def pool_queue(queue: str) -> str:
+    """The Temporal task queue for a pool's queue name (``[a-z0-9-]{1,32}``)."""
+    return f"pool-{queue}"
+
+
+def workflow_id(run_id: str, execution: int) -> str:
+    """The id of the workflow that carries one execution of a run."""
+    return f"run-{run_id}.{execution}"
+
+
+def attempt_id(run_id: UUID, *, round: int, position: int | None, execution: int, dispatch: int, attempt: int) -> UUID:  # noqa: A002  # `round` is the field's word
+    """The id of one attempt, made before its transaction, so that repeating the transaction cannot make a second one.
+
+    ``position`` is None for a planning call. ``attempt`` is Temporal's number for the activity's try, from 1.
+    """
+    place = "plan" if position is None else str(position)
+    return uuid5(run_id, f"attempt/{round}/{place}/{execution}/{dispatch}/{attempt}")
+
+
+def plan_activity_id(round_number: int, dispatch: int) -> str:
+    """The id of a planning activity, from its place."""
+    return f"plan-{round_number}-{dispatch}"
+
+
+def step_activity_id(round_number: int, position: int, dispatch: int) -> str:
+    """The id of a step's activity, from its place."""
+    return f"step-{round_number}-{position}-{dispatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpec:
+    """What the workflow knows of a step: its position, what it may read, its queue and how long a call may take."""
+
+    position: int
+    reads: list[int]
+    queue: str
+    call_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Input of the workflow. ``steps`` is None when the Conductor still has to plan on ``plan_queue``.
+
+    ``skipped`` are positions that the policy for unread steps leaves out, ``done`` those with an accepted output,
+    ``deadline_s`` the seconds that the run had left when this execution was asked for.
+    """
+
+    run_id: str
+    execution: int
+    round: int = 0
+    steps: list[StepSpec] | None = None
+    skipped: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+    deadline_s: float | None = None
+    plan_queue: str = ""
+    plan_call_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Result of the workflow: the state in which the run ended and our code for the reason."""
+
+    state: EndState
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """One planning call. ``dispatch`` counts the calls that the workflow asked for, from 0."""
+
+    run_id: str
+    execution: int
+    round: int
+    dispatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReceipt:
+    """What became of a planning call; ``repair`` asks the workflow to plan again with the errors on record."""
+
+    outcome: PlanOutcome
+    code: str | None = None
+    steps: list[StepSpec] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """One dispatch of a step. ``ends_run`` asks the closing transaction to end the run as well."""
+
+    run_id: str
+    execution: int
+    round: int
+    position: int
+    dispatch: int
+    ends_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepReceipt:
+    """What became of a step: identifiers and numbers; ``cost_usd`` is a decimal string or None when unknown."""
+
+    outcome: Outcome
+    code: str | None = None
+    attempt_id: str | None = None
+    artifact_id: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cost_usd: str | None = None
+    run_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SettleRequest:
+    """Asks to end a run. ``position`` names the step that decided it, if one did."""
+
+    run_id: str
+    execution: int
+    state: EndState
+    code: str | None = None
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SettleReceipt:
+    """The state the run is in after settling; it may differ from what was asked if it had ended before."""
+
+    state: str
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitRequest:
+    """Asks to record that a step waits, and for what."""
+
+    run_id: str
+    execution: int
+    round: int
+    position: int | None
+    code: str
+
+
+@activity.defn(name="plan_task")
+async def plan_task(request: PlanRequest) -> PlanReceipt:
+    """Calls the Conductor once and stores its plan, or what was wrong with it."""
+    raise NotImplementedError
+
+
+@activity.defn(name="perform_step")
+async def perform_step(request: StepRequest) -> StepReceipt:
+    """Opens an attempt, calls the model, closes the attempt."""
+    raise NotImplementedError
+
+
+@activity.defn(name="settle_run")
+async def settle_run(request: SettleRequest) -> SettleReceipt:
+    """Ends a run: open attempts, steps, state. Idempotent."""
+    raise NotImplementedError
+
+
+@activity.defn(name="note_waiting")
+async def note_waiting(request: WaitRequest) -> None:
+    """Records that a step, or the planning, waits for a worker."""
+    raise NotImplementedError

@@ -1,0 +1,36 @@
+"""Conductor plans: what they are, how text becomes one, and their canonical form. Must never do I/O or evaluate text.
+
+plan        Step, Plan and the results of reading          canonical   RFC 8785 form and digest
+parse       text to plan                                   render      plan to text
+blocks      finds plans in a text; labels, yaml_region     template    plans written by people
+scanner     lists and JSON to nodes; yaml_steps for YAML   clean       the one text boundary
+lists, objects, workers, access                            codes       every error and note
+"""
+
+from __future__ import annotations
+
+from engine.plan.canonical import canonical_plan, plan_digest
+from engine.plan.clean import CleanedText, clean_text
+from engine.plan.codes import ERROR_CODES, NOTE_CODES
+from engine.plan.parse import parse_plan
+from engine.plan.plan import Access, Form, ParseOptions, ParseResult, Plan, PlanError, PlanNote, Step
+from engine.plan.render import render_plan
+
+__all__ = [
+    "ERROR_CODES",
+    "NOTE_CODES",
+    "Access",
+    "CleanedText",
+    "Form",
+    "ParseOptions",
+    "ParseResult",
+    "Plan",
+    "PlanError",
+    "PlanNote",
+    "Step",
+    "canonical_plan",
+    "clean_text",
+    "parse_plan",
+    "plan_digest",
+    "render_plan",
+]

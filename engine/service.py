@@ -1,0 +1,170 @@
+"""What the faces ask of the engine: submit a task, read runs. Takes texts and pools, gives records.
+
+The submitter writes the run and its plan before Temporal hears of it, so it may die at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from uuid import UUID
+
+from temporalio.client import Client
+
+from activities.executions import start_execution
+from activities.plan_text import read_plan, template_draft
+from engine.errors import InputError, UnavailableError
+from engine.plan import PlanError
+from engine.store.database import Database
+from engine.store.ids import new_run_id
+from engine.store.planning import RejectedPlan
+from engine.store.plans import PlanDraft
+from engine.store.runs import CreatedRun, NewRun, Origin, create_run
+from engine.store.snapshots import RunSnapshot, find_runs, list_runs, read_run
+from engine.store.tables import DEFAULT_TENANT
+from worker_pools.pool import Pool, pool_digest, pool_document
+
+TASK_BYTES_MAX = 4 * 1024 * 1024
+TENANT = UUID(DEFAULT_TENANT)
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_ID_PREFIX = re.compile(r"[0-9a-f-]{4,36}")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request to run a task. At most one of ``plan_text`` and ``template`` is given; with neither the pool plans."""
+
+    task: str
+    pool: Pool
+    actor_id: str
+    on_behalf_of: str | None = None
+    plan_text: str | None = None
+    template: str | None = None
+    lenient: bool = False
+    idempotency_key: str | None = None
+
+
+class InvalidPlanError(InputError):
+    """A plan file is not a valid plan; carries every fault. No run was created."""
+
+    def __init__(self, errors: tuple[PlanError, ...]) -> None:
+        first = errors[0]
+        where = f" (line {first.line}, column {first.column})" if first.line else ""
+        more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+        super().__init__("plan-invalid", f"{first.text}{where}{more}", hint=first.hint or "see `podium plan check`")
+        self.errors = errors
+
+
+def read_task(raw: bytes) -> str:
+    """The task as text; raises InputError for an empty, binary or too large one."""
+    if len(raw) > TASK_BYTES_MAX:
+        raise InputError(
+            "task-too-large",
+            f"the task has {len(raw):,} bytes; the limit is {TASK_BYTES_MAX:,}",
+            hint="pass long material as a file that a tool can read, or split the task",
+        )
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise InputError("task-binary", "the task is not UTF-8 text", hint="give text, not a binary file") from None
+    if "\0" in text:
+        raise InputError("task-binary", "the task holds a NUL character", hint="give text, not a binary file")
+    if not text.strip():
+        raise InputError("task-empty", "the task is empty", hint='podium run "What is gravity? Explain it to a child."')
+    return text
+
+
+async def submit(database: Database, client: Client, submission: Submission) -> CreatedRun:
+    """Creates the run and starts it. If Temporal is away the run is on record and the reconciler starts it.
+
+    Raises InvalidPlanError for a plan file that is none, RefusedError for an idempotency key of another request.
+    """
+    new = prepare(submission)
+    created = await create_run(database, new)
+    # Now the run is durable: if we die here or Temporal is away, the reconciler of any worker starts it.
+    if not created.existing:
+        with contextlib.suppress(UnavailableError):
+            await start_execution(database, client, created.id)
+    return created
+
+
+def prepare(submission: Submission) -> NewRun:
+    """Checks a submission and makes what is to be written of it; changes nothing."""
+    key = submission.idempotency_key
+    if key is not None and not _KEY.fullmatch(key):
+        raise InputError(
+            "idempotency-key-invalid", "an idempotency key has 1 to 255 visible ASCII characters and no blanks"
+        )
+    refuse_unsupported(submission.pool)
+    origin, plan = _plan(submission)
+    document = pool_document(submission.pool)
+    return NewRun(
+        id=new_run_id(),
+        tenant_id=TENANT,
+        actor_id=submission.actor_id,
+        on_behalf_of=submission.on_behalf_of,
+        task=submission.task,
+        origin=origin,
+        pool_name=submission.pool.name,
+        pool_digest=pool_digest(document),
+        pool_document=document,
+        plan=plan,
+        idempotency_key=key,
+        deadline_s=submission.pool.policy.deadline_s,
+    )
+
+
+def refuse_unsupported(pool: Pool) -> None:
+    """Refuses policies that this version does not carry out yet, instead of ignoring them."""
+    policy = pool.policy
+    if policy.on_failed_step != "fail":
+        _not_yet(f"policy.on_failed_step: {policy.on_failed_step}")
+    if policy.rounds_max != 1:
+        _not_yet(f"policy.rounds_max: {policy.rounds_max}")
+
+
+def _not_yet(what: str) -> None:
+    raise InputError("not-supported-yet", f"{what} is not supported yet", hint="take it out of the pool file")
+
+
+def _plan(submission: Submission) -> tuple[Origin, PlanDraft | None]:
+    if submission.template is not None:
+        return "template", template_draft(submission.pool, submission.template, submission.task)
+    if submission.plan_text is None:
+        return "conductor", None
+    read = read_plan(submission.pool, submission.plan_text, lenient=submission.lenient)
+    if isinstance(read, RejectedPlan):
+        raise InvalidPlanError(tuple(read.errors))
+    return "file", read
+
+
+async def find_run(database: Database, reference: str) -> RunSnapshot:
+    """A run by its id, a prefix of its id, or ``last``; raises InputError when there is none or more than one."""
+    run_id = await resolve_run(database, reference)
+    snapshot = await read_run(database, run_id)
+    if snapshot is None:
+        raise _unknown(reference)
+    return snapshot
+
+
+async def resolve_run(database: Database, reference: str) -> UUID:
+    """The full id for a reference."""
+    text = reference.strip().lower()
+    if text == "last":
+        newest = await list_runs(database, TENANT, limit=1)
+        if not newest:
+            raise _unknown(reference)
+        return newest[0].id
+    if not _ID_PREFIX.fullmatch(text):
+        raise InputError("run-id-invalid", f"{reference!r} is not a run id", hint="`podium list` shows the ids")
+    found = await find_runs(database, TENANT, text)
+    if not found:
+        raise _unknown(reference)
+    if len(found) > 1:
+        raise InputError("run-id-ambiguous", f"more than one run begins with {text}", hint="give more of the id")
+    return found[0]
+
+
+def _unknown(reference: str) -> InputError:
+    return InputError("run-unknown", f"there is no run {reference}", hint="`podium list` shows the runs there are")

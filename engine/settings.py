@@ -1,0 +1,139 @@
+"""Settings from the environment, read in one place. Must never import anything of Podium but errors."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import InputError
+
+_ACTOR = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class TemporalSettings:
+    """How to reach a Temporal service that the user runs. Key material is named by file or held in memory only."""
+
+    address: str
+    namespace: str = "default"
+    tls: bool = False
+    tls_server_ca: Path | None = None
+    tls_client_certificate: Path | None = None
+    tls_client_key: Path | None = None
+    api_key: str | None = None
+
+    def __repr__(self) -> str:
+        """Leaves the key out: a repr may end up in a log."""
+        return f"TemporalSettings(address={self.address!r}, namespace={self.namespace!r}, tls={self.tls!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that the environment decides. Without a database and a Temporal address the keeper provides both."""
+
+    database_url: str | None
+    temporal: TemporalSettings | None
+    home: Path
+    actor_id: str
+    on_behalf_of: str | None
+    keeper_idle_s: float
+
+    @property
+    def embedded(self) -> bool:
+        """Whether servers, model and worker are those of the keeper of one home."""
+        return self.database_url is None
+
+    def __repr__(self) -> str:
+        """Leaves the database URL out: it may carry a password."""
+        return f"Settings(home={str(self.home)!r}, embedded={self.embedded!r})"
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Reads ``PODIUM_*``; raises InputError when the values contradict each other or cannot be read."""
+    env = os.environ if environ is None else environ
+    database_url = env.get("PODIUM_DATABASE_URL") or None
+    address = env.get("PODIUM_TEMPORAL_ADDRESS") or None
+    if (database_url is None) != (address is None):
+        missing = "PODIUM_TEMPORAL_ADDRESS" if address is None else "PODIUM_DATABASE_URL"
+        raise InputError(
+            "settings-incomplete",
+            f"{missing} is not set, but its partner is",
+            hint="set both to use your own servers, or neither to use the embedded ones",
+        )
+    return Settings(
+        database_url=None if database_url is None else _with_driver(database_url),
+        temporal=None if address is None else _temporal(env, address),
+        home=Path(env.get("PODIUM_HOME") or ".podium").absolute(),
+        actor_id=_actor(env, "PODIUM_ACTOR") or f"uid-{os.getuid()}",
+        on_behalf_of=_actor(env, "PODIUM_ON_BEHALF_OF"),
+        keeper_idle_s=_seconds(env, "PODIUM_KEEPER_IDLE_S", 10.0),
+    )
+
+
+def _with_driver(url: str) -> str:
+    """Accepts the URL forms that people have at hand and names the one driver that we use."""
+    for prefix in ("postgres://", "postgresql://"):
+        if url.startswith(prefix):
+            return "postgresql+psycopg://" + url.removeprefix(prefix)
+    if url.startswith("postgresql+psycopg://"):
+        return url
+    raise InputError(
+        "database-url-invalid",
+        "PODIUM_DATABASE_URL is not a PostgreSQL URL",
+        hint="write it as postgresql://user:password@host:5432/database",
+    )
+
+
+def _temporal(env: Mapping[str, str], address: str) -> TemporalSettings:
+    def path(name: str) -> Path | None:
+        value = env.get(name)
+        return Path(value) if value else None
+
+    api_key = env.get("PODIUM_TEMPORAL_API_KEY") or None
+    certificate, key = path("PODIUM_TEMPORAL_TLS_CERT"), path("PODIUM_TEMPORAL_TLS_KEY")
+    if (certificate is None) != (key is None):
+        raise InputError(
+            "settings-incomplete",
+            "a client certificate needs its key and a key needs its certificate",
+            hint="set PODIUM_TEMPORAL_TLS_CERT and PODIUM_TEMPORAL_TLS_KEY together",
+        )
+    server_ca = path("PODIUM_TEMPORAL_TLS_CA")
+    wanted = env.get("PODIUM_TEMPORAL_TLS", "").lower() in {"1", "true", "yes", "on"}
+    return TemporalSettings(
+        address=address,
+        namespace=env.get("PODIUM_TEMPORAL_NAMESPACE") or "default",
+        tls=wanted or any(value is not None for value in (api_key, certificate, server_ca)),
+        tls_server_ca=server_ca,
+        tls_client_certificate=certificate,
+        tls_client_key=key,
+        api_key=api_key,
+    )
+
+
+def _actor(env: Mapping[str, str], name: str) -> str | None:
+    value = env.get(name)
+    if not value:
+        return None
+    if not _ACTOR.fullmatch(value):
+        raise InputError(
+            "actor-invalid",
+            f"{name} is not an identifier",
+            hint="use letters, digits and . _ : @ + - (at most 128), for example an id from your directory",
+        )
+    return value
+
+
+def _seconds(env: Mapping[str, str], name: str, default_s: float) -> float:
+    value = env.get(name)
+    if not value:
+        return default_s
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86_400:  # noqa: PLR2004  # a day
+        raise InputError("setting-invalid", f"{name} must be a number of seconds from 0 to 86400") from None
+    return seconds

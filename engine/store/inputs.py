@@ -1,0 +1,187 @@
+"""Reading what an activity needs before it opens an attempt. Everything read here is immutable once it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import select
+
+from engine.errors import BugError
+from engine.store.artifacts import read_contents
+from engine.store.database import Database
+from engine.store.ids import artifact_id, plan_id, step_id
+from engine.store.tables import Attempt, Plan, PoolSnapshot, Run, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stored text with the id of its artifact."""
+
+    artifact_id: UUID
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleStep:
+    """An earlier step that a worker may read: its position, what it was asked, what it answered."""
+
+    position: int
+    subtask: Part
+    output: Part
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What the prompt of a step is made of."""
+
+    tenant_id: UUID
+    pool_digest: str
+    worker: str
+    step_id: UUID
+    is_last: bool
+    task: Part
+    subtask: Part
+    visible: tuple[VisibleStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPlanning:
+    """An earlier planning call whose text was not a valid plan."""
+
+    attempt_id: UUID
+    plan_text: Part
+    remarks: Part
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What the prompt of a planning call is made of; ``failed`` in order of the calls."""
+
+    tenant_id: UUID
+    pool_digest: str
+    plan_id: UUID
+    planned: bool
+    task: Part
+    failed: tuple[FailedPlanning, ...]
+
+
+async def read_step_inputs(database: Database, run_id: UUID, round_number: int, position: int) -> StepInputs:
+    """Reads a step's inputs; raises BugError if the step does not exist or an output that it needs is missing."""
+    async with database.read() as connection:
+        rows = (
+            await connection.execute(
+                select(
+                    Step.position,
+                    Step.worker,
+                    Step.reads,
+                    Step.state,
+                    Step.accepted_attempt_id,
+                    Run.tenant_id,
+                    Run.pool_digest,
+                )
+                .join(Run, Run.id == Step.run_id)
+                .where(Step.run_id == run_id, Step.round == round_number)
+                .order_by(Step.position)
+            )
+        ).all()
+        if position >= len(rows):
+            raise BugError("step-unknown", "there is no such step in this run")
+        own = rows[position]
+        sources = [rows[source] for source in own.reads if rows[source].state != "skipped"]
+        ids = {row.position: step_id(run_id, round_number, row.position) for row in (own, *sources)}
+        owners = [run_id, *ids.values(), *(row.accepted_attempt_id for row in sources if row.accepted_attempt_id)]
+        contents = await read_contents(connection, owners, ("task", "subtask", "output"))
+
+    def part(owner: UUID | None, kind: str) -> Part:
+        content = None if owner is None else contents.get((owner, kind))
+        if owner is None or content is None:
+            raise BugError("input-missing", f"the {kind} that step {position} needs is not stored")
+        return Part(artifact_id(owner, kind), content.decode())
+
+    return StepInputs(
+        tenant_id=own.tenant_id,
+        pool_digest=own.pool_digest,
+        worker=own.worker,
+        step_id=ids[position],
+        is_last=position == len(rows) - 1,
+        task=part(run_id, "task"),
+        subtask=part(ids[position], "subtask"),
+        visible=tuple(
+            VisibleStep(row.position, part(ids[row.position], "subtask"), part(row.accepted_attempt_id, "output"))
+            for row in sources
+        ),
+    )
+
+
+async def read_plan_inputs(database: Database, run_id: UUID, round_number: int) -> PlanInputs:
+    """Reads what a planning call needs, with the earlier calls of this round that gave no valid plan."""
+    async with database.read() as connection:
+        run = (
+            await connection.execute(
+                select(Run.tenant_id, Run.pool_digest, Plan.accepted_at)
+                .join(Plan, Plan.run_id == Run.id)
+                .where(Run.id == run_id, Plan.round == round_number)
+            )
+        ).one_or_none()
+        if run is None:
+            raise BugError("run-unknown", "there is no such run or round")
+        failed: Sequence[UUID] = (
+            await connection.scalars(
+                select(Attempt.id)
+                .where(
+                    Attempt.run_id == run_id,
+                    Attempt.round == round_number,
+                    Attempt.position.is_(None),
+                    Attempt.error_code == "plan-invalid",
+                )
+                .order_by(Attempt.number)
+            )
+        ).all()
+        contents = await read_contents(connection, [run_id, *failed], ("task", "plan_text", "plan_remarks"))
+
+    def part(owner: UUID, kind: str) -> Part:
+        return Part(artifact_id(owner, kind), contents[owner, kind].decode("utf-8", "replace"))
+
+    return PlanInputs(
+        tenant_id=run.tenant_id,
+        pool_digest=run.pool_digest,
+        plan_id=plan_id(run_id, round_number),
+        planned=run.accepted_at is not None,
+        task=part(run_id, "task"),
+        failed=tuple(
+            FailedPlanning(attempt, part(attempt, "plan_text"), part(attempt, "plan_remarks")) for attempt in failed
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """A step as the workflow needs it."""
+
+    position: int
+    worker: str
+    queue: str
+    reads: tuple[int, ...]
+    state: str
+
+
+async def read_steps(database: Database, run_id: UUID, round_number: int) -> tuple[StoredStep, ...]:
+    """The steps of a round's plan in order; empty if there is no plan yet."""
+    async with database.read() as connection:
+        rows = await connection.execute(
+            select(Step.position, Step.worker, Step.queue, Step.reads, Step.state)
+            .where(Step.run_id == run_id, Step.round == round_number)
+            .order_by(Step.position)
+        )
+        return tuple(StoredStep(row.position, row.worker, row.queue, tuple(row.reads), row.state) for row in rows)
+
+
+async def read_pool_document(database: Database, digest: str) -> bytes:
+    """The canonical document of a pinned pool."""
+    async with database.read() as connection:
+        document = await connection.scalar(select(PoolSnapshot.document).where(PoolSnapshot.digest == digest))
+    if document is None:
+        raise BugError("pool-unknown", "the pool that this run is pinned to is not stored")
+    return bytes(document)

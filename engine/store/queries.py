@@ -1,0 +1,119 @@
+"""The statements of the hot path, named, in one place. They run in pipelines, so each transaction is few round trips.
+
+Placeholders are psycopg's. Times come from the database's clock, read once per transaction by ``READ_HEAD``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, LiteralString
+
+# Every writer of a run takes this lock first; FOR NO KEY UPDATE lets foreign keys to the run pass.
+LOCK_RUN: Final[LiteralString] = "SELECT * FROM runs WHERE id = %s FOR NO KEY UPDATE"
+
+READ_HEAD: Final[LiteralString] = "SELECT seq, hash, clock_timestamp() AS now FROM ledger_heads WHERE run_id = %s"
+
+READ_STEP: Final[LiteralString] = "SELECT * FROM steps WHERE run_id = %s AND round = %s AND position = %s"
+
+READ_PLAN: Final[LiteralString] = "SELECT * FROM plans WHERE run_id = %s AND round = %s"
+
+READ_STEPS: Final[LiteralString] = "SELECT * FROM steps WHERE run_id = %s AND round = %s ORDER BY position"
+
+READ_ATTEMPTS: Final[LiteralString] = """
+    SELECT id, round, position, number, state, error_code, accepted, execution, dispatch, temporal_attempt,
+           input_tokens, output_tokens, cost_usd
+    FROM attempts
+    WHERE run_id = %s AND round = %s AND position IS NOT DISTINCT FROM %s
+    ORDER BY number
+"""
+
+READ_OPEN_ATTEMPTS: Final[LiteralString] = """
+    SELECT id, round, position, number, state, error_code, accepted, execution, dispatch, temporal_attempt,
+           input_tokens, output_tokens, cost_usd
+    FROM attempts
+    WHERE run_id = %s AND state = 'sent'
+    ORDER BY id
+"""
+
+# The orders and deadlines of all ancestors: a child may not call anything that its parent may not.
+READ_ANCESTORS: Final[LiteralString] = """
+    WITH RECURSIVE ancestors AS (
+        SELECT id, parent_run_id, state, cancel_requested_at, paused_at, deadline_at
+        FROM runs WHERE id = (SELECT parent_run_id FROM runs WHERE id = %s)
+        UNION ALL
+        SELECT up.id, up.parent_run_id, up.state, up.cancel_requested_at, up.paused_at, up.deadline_at
+        FROM runs up JOIN ancestors ON up.id = ancestors.parent_run_id
+    )
+    SELECT state, cancel_requested_at, paused_at, deadline_at FROM ancestors
+"""
+
+SET_RUN_STATE: Final[LiteralString] = """
+    UPDATE runs SET
+        state = %(state)s,
+        reason = %(reason)s,
+        started_at = CASE WHEN %(started)s THEN coalesce(started_at, %(now)s) ELSE started_at END,
+        ended_at = CASE WHEN %(ended)s THEN %(now)s ELSE NULL END
+    WHERE id = %(run_id)s
+"""
+
+MARK_EXECUTION_SEEN: Final[LiteralString] = "UPDATE runs SET execution_seen = %s WHERE id = %s"
+
+SET_STEP_STATE: Final[LiteralString] = """
+    UPDATE steps SET
+        state = %(state)s,
+        reason = %(reason)s,
+        accepted_attempt_id = coalesce(%(accepted)s, accepted_attempt_id),
+        started_at = CASE WHEN %(state)s = 'running' THEN coalesce(started_at, %(now)s) ELSE started_at END,
+        ended_at = CASE WHEN %(state)s IN ('succeeded', 'failed', 'skipped', 'reused', 'cancelled')
+                        THEN %(now)s ELSE NULL END
+    WHERE run_id = %(run_id)s AND round = %(round)s AND position = %(position)s
+"""
+
+SET_STEP_FENCE: Final[LiteralString] = """
+    UPDATE steps SET fence_execution = %s, fence_dispatch = %s, fence_attempt = %s
+    WHERE run_id = %s AND round = %s AND position = %s
+"""
+
+SET_PLAN_FENCE: Final[LiteralString] = """
+    UPDATE plans SET fence_execution = %s, fence_dispatch = %s, fence_attempt = %s
+    WHERE run_id = %s AND round = %s
+"""
+
+INSERT_ATTEMPT: Final[LiteralString] = """
+    INSERT INTO attempts
+        (id, tenant_id, run_id, round, position, number, state, execution, dispatch, temporal_attempt,
+         worker, model, process_id, prompt_commitment, reserved_usd, sent_at)
+    VALUES
+        (%(id)s, %(tenant_id)s, %(run_id)s, %(round)s, %(position)s, %(number)s, 'sent', %(execution)s, %(dispatch)s,
+         %(temporal_attempt)s, %(worker)s, %(model)s, %(process_id)s, %(prompt_commitment)s, %(reserved_usd)s, %(now)s)
+"""
+
+CLOSE_ATTEMPT: Final[LiteralString] = """
+    UPDATE attempts SET
+        state = %(state)s, error_code = %(error_code)s, accepted = %(accepted)s, ended_at = %(now)s,
+        finish_reason = %(finish_reason)s, notes = %(notes)s, provider_status = %(provider_status)s,
+        input_tokens = %(input_tokens)s, output_tokens = %(output_tokens)s, cost_usd = %(cost_usd)s,
+        first_token_ms = %(first_token_ms)s, duration_ms = %(duration_ms)s
+    WHERE id = %(id)s
+"""
+
+ADD_TO_TOTALS: Final[LiteralString] = """
+    UPDATE runs SET
+        input_tokens = input_tokens + %(input_tokens)s,
+        output_tokens = output_tokens + %(output_tokens)s,
+        cost_usd = cost_usd + %(cost_usd)s,
+        attempts_unpriced = attempts_unpriced + %(unpriced)s,
+        attempts_count = attempts_count + %(attempts)s
+    WHERE id = %(run_id)s
+"""
+
+ACCEPT_PLAN: Final[LiteralString] = """
+    UPDATE plans SET form = %s, steps_count = %s, accepted_attempt_id = %s, accepted_at = %s
+    WHERE run_id = %s AND round = %s
+"""
+
+INSERT_STEP: Final[LiteralString] = """
+    INSERT INTO steps (id, run_id, round, position, worker, model, queue, reads, reads_all, state, reason, ended_at)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+"""
+
+APPEND_LEDGER: Final[LiteralString] = "SELECT ledger_append(%s, %s, %s, %s)"

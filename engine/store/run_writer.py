@@ -1,0 +1,245 @@
+"""The one module through which a run changes: every change of state writes its row and its ledger entry together.
+
+A ``RunWriter`` lives inside one transaction. It locks the run's row first (the lock order everywhere is run, step,
+attempt, budgets, ledger head), reads the end of the run's chain after the lock, collects statements and entries, and
+sends them in one pipeline, so that a transaction takes few round trips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from psycopg.rows import dict_row
+
+from engine.errors import BugError
+from engine.ledger.entry import GENESIS, EntryPlace, Event, entry_bytes, entry_hash
+from engine.store import queries
+from engine.store.artifacts import INSERT as INSERT_ARTIFACT
+from engine.store.artifacts import ArtifactDraft
+from engine.store.database import Connection
+from engine.store.states import RUN_ENDED, AttemptState, RunState, StepState
+
+# Who acts when no person does: the engine, on behalf of whoever submitted the run.
+ENGINE_ACTOR = "podium-engine"
+Params = Sequence[Any] | Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class RunWriter:
+    """A locked run, with what its transaction is going to write."""
+
+    connection: Connection
+    run_id: UUID
+    tenant_id: UUID
+    actor_id: str
+    on_behalf_of: str | None
+    run: dict[str, Any]
+    now: datetime
+    seq: int
+    head: bytes
+    _statements: list[tuple[str, Params]] = field(default_factory=list)
+    _bodies: list[bytes] = field(default_factory=list)
+    _next_hash: bytes = b""
+
+    def statement(self, sql: str, params: Params) -> None:
+        """Adds a statement; it is sent by ``flush``, in order."""
+        self._statements.append((sql, params))
+
+    def entry(self, type_: str, **fields: Any) -> None:
+        """Adds a ledger entry behind those added before."""
+        if not self._bodies:
+            self._next_hash = self.head
+        place = EntryPlace(self.tenant_id, self.run_id, self.seq + len(self._bodies) + 1, self._next_hash)
+        body = entry_bytes(place, Event(type_, self.actor_id, self.on_behalf_of, fields), self.now)
+        self._bodies.append(body)
+        self._next_hash = entry_hash(body)
+
+    def artifacts(self, drafts: Iterable[ArtifactDraft]) -> list[dict[str, Any]]:
+        """Stores artifacts; returns what the ledger entry says of them."""
+        committed = []
+        for draft in drafts:
+            self.statement(INSERT_ARTIFACT, draft.row(self.tenant_id, self.run_id))
+            committed.append(draft.committed())
+        return committed
+
+    def set_run_state(self, state: RunState, reason: str | None = None) -> None:
+        """Moves the run; an end also gets its closing entry, which commits to the number of entries before it."""
+        old = self.run["state"]
+        if (old, self.run["reason"]) == (state, reason):
+            return
+        ended = state in RUN_ENDED
+        self.statement(
+            queries.SET_RUN_STATE,
+            {
+                "run_id": self.run_id,
+                "state": state,
+                "reason": reason,
+                "now": self.now,
+                "ended": ended,
+                "started": state != "created",
+            },
+        )
+        self.run["state"], self.run["reason"] = state, reason
+        if ended:
+            self.entry("run.closed", state=state, reason=reason, old=old, entries_before=self.seq + len(self._bodies))
+        else:
+            self.entry("run.changed", state=state, reason=reason, old=old)
+
+    def set_step_state(
+        self, row: Mapping[str, Any], state: StepState, reason: str | None = None, *, accepted: UUID | None = None
+    ) -> None:
+        """Moves a step. ``row`` needs ``round``, ``position``, ``state`` and ``reason``."""
+        if (row["state"], row["reason"]) == (state, reason):
+            return
+        self.statement(
+            queries.SET_STEP_STATE,
+            {
+                "run_id": self.run_id,
+                "round": row["round"],
+                "position": row["position"],
+                "state": state,
+                "reason": reason,
+                "accepted": accepted,
+                "now": self.now,
+            },
+        )
+        self.entry(
+            "step.changed",
+            round=row["round"],
+            step=row["position"],
+            state=state,
+            reason=reason,
+            old=row["state"],
+        )
+
+    def close_attempt(self, attempt: Mapping[str, Any], result: AttemptResult, committed: list[dict[str, Any]]) -> None:
+        """Ends an attempt and adds what it used to the run's totals, whatever became of it.
+
+        An attempt whose outcome was lost counted as unpriced; when it reports after all, that is taken back.
+        """
+        unpriced = int(result.cost_usd is None) - int(attempt["state"] == "unknown" and attempt["cost_usd"] is None)
+        self.statement(
+            queries.CLOSE_ATTEMPT,
+            {
+                "id": attempt["id"],
+                "now": self.now,
+                "state": result.state,
+                "error_code": result.error_code,
+                "accepted": result.accepted,
+                "finish_reason": result.finish_reason,
+                "notes": list(result.notes),
+                "provider_status": result.provider_status,
+                "input_tokens": result.input_tokens,
+                "output_tokens": result.output_tokens,
+                "cost_usd": result.cost_usd,
+                "first_token_ms": result.first_token_ms,
+                "duration_ms": result.duration_ms,
+            },
+        )
+        self.statement(
+            queries.ADD_TO_TOTALS,
+            {
+                "run_id": self.run_id,
+                "input_tokens": result.input_tokens or 0,
+                "output_tokens": result.output_tokens or 0,
+                "cost_usd": result.cost_usd or Decimal(0),
+                "unpriced": unpriced,
+                "attempts": 0,
+            },
+        )
+        self.entry(
+            "attempt.closed",
+            attempt=str(attempt["id"]),
+            round=attempt["round"],
+            step=attempt["position"],
+            state=result.state,
+            code=result.error_code,
+            notes=list(result.notes),
+            accepted=result.accepted,
+            input_tokens=result.input_tokens,
+            output_tokens=result.output_tokens,
+            cost_usd=None if result.cost_usd is None else format(result.cost_usd, "f"),
+            artifacts=committed,
+        )
+
+    async def flush(self) -> None:
+        """Sends everything in one pipeline, the ledger last. The caller commits."""
+        if self._bodies:
+            self.statement(queries.APPEND_LEDGER, (self.run_id, self.seq, self.head, self._bodies))
+        async with self.connection.pipeline():
+            for sql, params in self._statements:
+                await self.connection.execute(sql, params)
+        self.seq += len(self._bodies)
+        self.head = self._next_hash or self.head
+        self._statements = []
+        self._bodies = []
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """How an attempt ended. ``cost_usd`` None means that it is not known, never that it was free."""
+
+    state: AttemptState
+    error_code: str | None = None
+    accepted: bool = False
+    finish_reason: str | None = None
+    notes: tuple[str, ...] = ()
+    provider_status: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cost_usd: Decimal | None = None
+    first_token_ms: int | None = None
+    duration_ms: int | None = None
+
+
+async def lock_run(
+    connection: Connection, run_id: UUID, *more: tuple[str, Params]
+) -> tuple[RunWriter, list[list[dict[str, Any]]]]:
+    """Locks a run and reads its head; ``more`` are queries answered in the same round trip, as lists of rows.
+
+    The head is read by a statement of its own: a subquery of the locking statement would see the time before it
+    waited. Raises BugError for a run that does not exist.
+    """
+    cursors = []
+    async with connection.pipeline():
+        for sql, params in ((queries.LOCK_RUN, (run_id,)), (queries.READ_HEAD, (run_id,)), *more):
+            cursor = connection.cursor(row_factory=dict_row)
+            await cursor.execute(sql, params)
+            cursors.append(cursor)
+    run, head, *rest = [await cursor.fetchall() for cursor in cursors]
+    if not run or not head:
+        raise BugError("run-unknown", "there is no such run")
+    writer = RunWriter(
+        connection=connection,
+        run_id=run_id,
+        tenant_id=run[0]["tenant_id"],
+        actor_id=ENGINE_ACTOR,
+        on_behalf_of=run[0]["actor_id"],
+        run=run[0],
+        now=head[0]["now"],
+        seq=head[0]["seq"],
+        head=head[0]["hash"],
+    )
+    return writer, rest
+
+
+def new_run_writer(
+    connection: Connection, run_id: UUID, *, tenant_id: UUID, actor_id: str, on_behalf_of: str | None, now: datetime
+) -> RunWriter:
+    """A writer for a run that this transaction creates: its chain is empty."""
+    return RunWriter(
+        connection=connection,
+        run_id=run_id,
+        tenant_id=tenant_id,
+        actor_id=actor_id,
+        on_behalf_of=on_behalf_of,
+        run={"state": "created", "reason": None},
+        now=now,
+        seq=0,
+        head=GENESIS,
+    )

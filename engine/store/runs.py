@@ -1,0 +1,167 @@
+"""Creating a run: everything is written before Temporal hears of it, so a submitter may die at any moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+from psycopg.errors import UniqueViolation
+from psycopg.rows import dict_row
+
+from engine.errors import RefusedError
+from engine.plan import canonical_plan
+from engine.store.artifacts import TEXT, ArtifactDraft
+from engine.store.database import Connection, Database
+from engine.store.ids import plan_id
+from engine.store.plans import PlanDraft, write_plan
+from engine.store.run_writer import new_run_writer
+
+Origin = Literal["conductor", "file", "template"]
+
+_INSERT_POOL = """
+    INSERT INTO pool_snapshots (digest, name, document) VALUES (%s, %s, %s) ON CONFLICT (digest) DO NOTHING
+"""
+_INSERT_RUN = """
+    INSERT INTO runs (id, tenant_id, actor_id, on_behalf_of, state, origin, pool_digest, idempotency_key, deadline_at)
+    VALUES (%(id)s, %(tenant_id)s, %(actor_id)s, %(on_behalf_of)s, 'created', %(origin)s, %(pool_digest)s,
+            %(idempotency_key)s, CASE WHEN %(deadline)s::interval IS NULL THEN NULL
+                                      ELSE clock_timestamp() + %(deadline)s::interval END)
+    RETURNING clock_timestamp() AS now
+"""
+_INSERT_HEAD = "INSERT INTO ledger_heads (run_id, seq, hash) VALUES (%s, 0, %s)"
+_INSERT_PLAN_ROW = "INSERT INTO plans (id, run_id, round) VALUES (%s, %s, %s)"
+_FIND_BY_KEY = """
+    SELECT runs.id, runs.origin, runs.pool_digest, task.content AS task, plan.content AS plan
+    FROM runs
+    LEFT JOIN artifacts task ON task.owner_id = runs.id AND task.kind = 'task'
+    LEFT JOIN plans ON plans.run_id = runs.id AND plans.round = 0
+    LEFT JOIN artifacts plan ON plan.owner_id = plans.id AND plan.kind = 'plan'
+    WHERE runs.tenant_id = %s AND runs.idempotency_key = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A run about to be created. ``plan`` is None when the Conductor plans; ``deadline_s`` counts from now."""
+
+    id: UUID
+    tenant_id: UUID
+    actor_id: str
+    on_behalf_of: str | None
+    task: str
+    origin: Origin
+    pool_name: str
+    pool_digest: str
+    pool_document: bytes
+    plan: PlanDraft | None = None
+    idempotency_key: str | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedRun:
+    """The run that now exists; ``existing`` says that an earlier request with the same key had made it."""
+
+    id: UUID
+    existing: bool
+
+
+async def create_run(database: Database, new: NewRun) -> CreatedRun:
+    """Writes a run with its task, pool and (if there is one) plan.
+
+    With an idempotency key that is in use: the same request gives the run that exists, another one is refused with
+    RefusedError ``idempotency-conflict``.
+    """
+
+    async def work(connection: Connection) -> CreatedRun:
+        if new.idempotency_key is not None:
+            existing = await _find_existing(connection, new)
+            if existing is not None:
+                return existing
+        await _insert(connection, new)
+        return CreatedRun(new.id, existing=False)
+
+    try:
+        return await database.write(work)
+    except UniqueViolation:
+        # Another submitter with the same key, or our own first try whose COMMIT got no answer, was there first.
+        return await database.write(lambda connection: _find_again(connection, new))
+
+
+async def _find_again(connection: Connection, new: NewRun) -> CreatedRun:
+    cursor = await connection.execute("SELECT 1 FROM runs WHERE id = %s", (new.id,))
+    if await cursor.fetchone() is not None:
+        return CreatedRun(new.id, existing=False)
+    existing = await _find_existing(connection, new)
+    if existing is None:
+        raise RefusedError("idempotency-conflict", "another request took the idempotency key at the same moment")
+    return existing
+
+
+async def _find_existing(connection: Connection, new: NewRun) -> CreatedRun | None:
+    cursor = connection.cursor(row_factory=dict_row)
+    await cursor.execute(_FIND_BY_KEY, (new.tenant_id, new.idempotency_key))
+    found = await cursor.fetchone()
+    if found is None:
+        return None
+    if found["id"] != new.id and not _same_request(found, new):
+        raise RefusedError(
+            "idempotency-conflict",
+            f"the idempotency key belongs to run {found['id']}, which was another request",
+            hint="use a new key for a new request",
+        )
+    return CreatedRun(found["id"], existing=found["id"] != new.id)
+
+
+def _same_request(found: dict[str, Any], new: NewRun) -> bool:
+    """Compares what was asked, not a hash of it: nothing guessable about the task is stored."""
+    if (found["origin"], found["pool_digest"]) != (new.origin, new.pool_digest):
+        return False
+    if found["task"] is None or bytes(found["task"]) != new.task.encode():
+        return False
+    if new.plan is None:
+        return True
+    return found["plan"] is not None and bytes(found["plan"]) == canonical_plan(new.plan.plan)
+
+
+async def _insert(connection: Connection, new: NewRun) -> None:
+    await connection.execute(_INSERT_POOL, (new.pool_digest, new.pool_name, new.pool_document))
+    cursor = connection.cursor(row_factory=dict_row)
+    await cursor.execute(
+        _INSERT_RUN,
+        {
+            "id": new.id,
+            "tenant_id": new.tenant_id,
+            "actor_id": new.actor_id,
+            "on_behalf_of": new.on_behalf_of,
+            "origin": new.origin,
+            "pool_digest": new.pool_digest,
+            "idempotency_key": new.idempotency_key,
+            "deadline": None if new.deadline_s is None else timedelta(seconds=new.deadline_s),
+        },
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    writer = new_run_writer(
+        connection,
+        new.id,
+        tenant_id=new.tenant_id,
+        actor_id=new.actor_id,
+        on_behalf_of=new.on_behalf_of,
+        now=row["now"],
+    )
+    writer.statement(_INSERT_HEAD, (new.id, writer.head))
+    writer.statement(_INSERT_PLAN_ROW, (plan_id(new.id, 0), new.id, 0))
+    task = ArtifactDraft(new.id, "task", new.task.encode(), role="task", media_type=TEXT)
+    writer.entry(
+        "run.created",
+        origin=new.origin,
+        pool=new.pool_digest,
+        execution=1,
+        artifacts=writer.artifacts([task]),
+    )
+    if new.plan is not None:
+        write_plan(writer, 0, new.plan)
+    await writer.flush()

@@ -1,0 +1,245 @@
+"""Providers that do not speak the OpenAI protocol, through litellm: Anthropic, Gemini, Bedrock and the rest.
+
+litellm takes seconds and 200 MB to import and would fetch a price list over the network, so it is imported at the
+first call only, with that fetch off. All its retries, fallbacks, caches and its own token estimates are off or ignored:
+one call is one request, and a count that the provider did not give stays unknown. Two things that it would hide are
+looked up behind its back: whether the provider ever ended the stream, and whether usage was reported or guessed.
+For Gemini the first cannot be found out (litellm 1.110 marks every piece of its streams as the last), so Gemini is
+called without streaming here; its OpenAI-compatible endpoint through the thin adapter does stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from worker_pools.adapters.base import CallFailed, ModelCall, ModelReply, Progress
+from worker_pools.adapters.classify import request_id
+from worker_pools.adapters.collector import Collector
+from worker_pools.adapters.litellm_failure import failure_of
+from worker_pools.adapters.openai import is_header_safe
+from worker_pools.adapters.timer import CallTimer
+
+# Our own limits end a call; the library's must come later, so that the record names ours.
+LIBRARY_TIMEOUT_EXTRA_S = 30.0
+# Providers whose streams litellm ends with `stop` even when they broke off.
+_END_UNKNOWN = frozenset({"gemini", "vertex_ai", "vertex_ai_beta"})
+
+
+def is_installed() -> bool:
+    """Whether litellm can be imported, found out without importing it."""
+    return importlib.util.find_spec("litellm") is not None
+
+
+def import_litellm() -> Any:
+    """The library with everything off that we do ourselves. Raises CallFailed `adapter-unavailable`."""
+    # Read at import time: without it litellm downloads its price list, with three attempts.
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    try:
+        litellm: Any = importlib.import_module("litellm")
+    except ImportError:
+        raise CallFailed("adapter-unavailable", sent=False) from None
+    litellm.suppress_debug_info = True
+    litellm.num_retries = 0
+    litellm.drop_params = False
+    litellm.telemetry = False
+    # Its log lines quote prompts and provider messages, which belong in the artifact store only.
+    for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return litellm
+
+
+def knows_model(model: str) -> bool:
+    """Whether litellm can tell the provider of this model. Imports litellm: seconds the first time."""
+    litellm = import_litellm()
+    try:
+        litellm.get_llm_provider(model)
+    except Exception:  # noqa: BLE001  (litellm raises many kinds for one thing)
+        return False
+    return True
+
+
+class LiteLlmAdapter:
+    """Calls models through litellm. Safe for any number of calls at once in one event loop."""
+
+    def __init__(self) -> None:
+        self._litellm: Any = None
+
+    async def call(self, call: ModelCall, on_progress: Callable[[Progress], None]) -> ModelReply:
+        """See `ModelAdapter.call`."""
+        if self._litellm is None:
+            # In a thread: the import would stop every other call's heartbeat for seconds.
+            self._litellm = await asyncio.to_thread(import_litellm)
+        return await _Call(self._litellm, call, on_progress).run()
+
+    async def aclose(self) -> None:
+        """Closes litellm's cached connections."""
+        if self._litellm is not None:
+            await self._litellm.close_litellm_async_clients()
+
+
+class _Call:
+    """The state of one request."""
+
+    def __init__(self, litellm: Any, call: ModelCall, on_progress: Callable[[Progress], None]) -> None:
+        self._litellm = litellm
+        self._call = call
+        self._on_progress = on_progress
+        self._reply = Collector()
+        self._timer = CallTimer(call.worker.timeouts)
+        self._parameters = request_parameters(call)
+        self._request_id: str | None = None
+
+    async def run(self) -> ModelReply:
+        if not is_header_safe(self._call.api_key):
+            raise self._completed(CallFailed("auth-failed", sent=False))
+        try:
+            async with self._timer:
+                await self._request()
+        except TimeoutError:
+            code = self._timer.code if self._timer.expired else "connection-lost"
+            raise self._completed(CallFailed(code, sent=True)) from None
+        except CallFailed as failure:
+            raise self._completed(failure) from None
+        except Exception as error:  # noqa: BLE001  (litellm raises whatever its parts raise; each kind is mapped)
+            raise self._completed(failure_of(error, streaming=self._reply.pieces > 0)) from None
+        text, reasoning = self._reply.answer()
+        return ModelReply(
+            text=text,
+            content=self._reply.content(),
+            reasoning=reasoning,
+            finish_reason=self._reply.finish_reason,
+            refusal=self._reply.refusal,
+            input_tokens=self._reply.input_tokens,
+            output_tokens=self._reply.output_tokens,
+            model=self._reply.model,
+            request_id=self._request_id,
+            first_token_s=self._timer.first_token_s,
+            duration_s=self._timer.elapsed_s(),
+            parameters_sent=self._parameters,
+        )
+
+    async def _request(self) -> None:
+        provider = self._litellm.get_llm_provider(self._call.worker.model)[1]
+        if provider in _END_UNKNOWN:
+            await self._whole()
+        else:
+            await self._stream()
+        if self._reply.finish_reason is None:
+            raise CallFailed("stream-cut", sent=True)
+
+    async def _whole(self) -> None:
+        self._parameters = {
+            name: value for name, value in self._parameters.items() if name not in {"stream", "stream_options"}
+        }
+        # There is no first token to wait for, only the whole answer.
+        self._timer.within(self._call.worker.timeouts.call_s, "call-timeout")
+        response = await self._litellm.acompletion(**self._arguments())
+        self._request_id = _request_id(response)
+        self._take(_as_openai(response))
+        self._reply.feed({"usage": _told_usage(response)})
+
+    async def _stream(self) -> None:
+        stream = await self._litellm.acompletion(**self._arguments())
+        try:
+            self._request_id = _request_id(stream)
+            async for chunk in stream:
+                self._take(_as_openai(chunk))
+        finally:
+            # The call is paid for as long as its connection is open.
+            with contextlib.suppress(Exception):
+                await stream.aclose()
+        self._reply.finish_reason = _told_finish(stream, self._reply.finish_reason)
+        for chunk in stream.chunks:
+            self._reply.feed({"usage": _told_usage(chunk)})
+
+    def _take(self, chunk: dict[str, Any]) -> None:
+        if self._reply.feed(chunk):
+            self._timer.arrived()
+            reply = self._reply
+            self._on_progress(Progress(reply.text_chars, reply.reasoning_chars, reply.pieces, self._timer.elapsed_s()))
+
+    def _arguments(self) -> dict[str, Any]:
+        worker = self._call.worker
+        arguments: dict[str, Any] = {
+            **self._parameters,
+            "messages": [{"role": message.role, "content": message.content} for message in self._call.messages],
+            "api_key": self._call.api_key,
+            "api_base": self._call.base_url or worker.base_url,
+            "timeout": worker.timeouts.call_s + LIBRARY_TIMEOUT_EXTRA_S,
+            "num_retries": 0,
+            "max_retries": 0,
+            "extra_headers": {
+                "X-Podium-Attempt": self._call.attempt_id,
+                "X-Request-Id": self._call.attempt_id,
+                "Idempotency-Key": self._call.attempt_id,
+            },
+        }
+        if self._call.response_schema is not None:
+            arguments["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "plan", "schema": self._call.response_schema, "strict": True},
+            }
+        return arguments
+
+    def _completed(self, failure: CallFailed) -> CallFailed:
+        """Adds what is known of the call so far, so that the record of a failed attempt is complete."""
+        failure.output_chars = self._reply.text_chars + self._reply.reasoning_chars
+        failure.input_tokens = self._reply.input_tokens
+        failure.output_tokens = self._reply.output_tokens
+        failure.duration_s = self._timer.elapsed_s()
+        failure.parameters_sent = self._parameters
+        failure.request_id = failure.request_id or self._request_id
+        return failure
+
+
+def request_parameters(call: ModelCall) -> dict[str, Any]:
+    """All arguments that shape the answer, as they are given to litellm."""
+    worker = call.worker
+    return {
+        **worker.parameters,
+        "model": worker.model,
+        worker.max_tokens_parameter: worker.output_tokens_max,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def _as_openai(chunk: Any) -> dict[str, Any]:
+    """The parts of a litellm chunk or response that count, in the shape that the collector reads."""
+    found: dict[str, Any] = {"model": getattr(chunk, "model", None)}
+    if chunk.choices:
+        choice = chunk.choices[0]
+        piece = getattr(choice, "delta", None) or choice.message
+        delta = {name: getattr(piece, name, None) for name in ("content", "reasoning_content", "refusal")}
+        found["choices"] = [{"index": 0, "delta": delta, "finish_reason": choice.finish_reason}]
+    return found
+
+
+def _told_finish(stream: Any, shown: str | None) -> str | None:
+    """The finish reason if the provider gave one, None where litellm made it up."""
+    told = (
+        stream.received_finish_reason
+        or stream.intermittent_finish_reason
+        or getattr(stream, "received_any_finish_reason", None)
+    )
+    return shown if told else None
+
+
+def _told_usage(chunk: Any) -> dict[str, Any] | None:
+    usage = getattr(chunk, "usage", None)
+    if usage is None or not usage.total_tokens:
+        # A whole response without usage carries zeros.
+        return None
+    return {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+
+
+def _request_id(stream: Any) -> str | None:
+    headers = getattr(stream, "_response_headers", None) or {}
+    return request_id({str(name).lower().removeprefix("llm_provider-"): str(headers[name]) for name in headers})

@@ -1,0 +1,224 @@
+"""The thin client for OpenAI-compatible chat-completions endpoints: OpenAI, vLLM, llama.cpp and the local model.
+
+One streamed request for one call. All limits are ours (`worker.timeouts`); a call never outlives them. Must never
+retry, and must never hand on a reply whose end it has not seen.
+
+Protocol: POST {base_url}/chat/completions with `stream: true`; server-sent events, the last one `[DONE]`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+
+from worker_pools.adapters.base import OUTPUT_BYTES_MAX, CallFailed, ModelCall, ModelReply, Progress
+from worker_pools.adapters.classify import ProviderError, provider_failure, request_id
+from worker_pools.adapters.clients import HttpClients
+from worker_pools.adapters.collector import Collector
+from worker_pools.adapters.sse import SseDecoder
+from worker_pools.adapters.timer import CallTimer
+
+ERROR_BYTES_MAX = 65_536
+# Room for escapes: a plain JSON body may spell a byte of text with up to six.
+BODY_BYTES_MAX = 2 * OUTPUT_BYTES_MAX + 65_536
+# After [DONE] the connection is read to its end so that it can serve again, but not for long.
+DRAIN_S = 1.0
+
+
+class OpenAiAdapter:
+    """Calls OpenAI-compatible endpoints. Safe for any number of calls at once in one event loop."""
+
+    def __init__(self) -> None:
+        self._clients = HttpClients()
+
+    async def call(self, call: ModelCall, on_progress: Callable[[Progress], None]) -> ModelReply:
+        """See `ModelAdapter.call`."""
+        return await _Call(call, on_progress).run(self._clients)
+
+    async def aclose(self) -> None:
+        """Closes every connection."""
+        await self._clients.aclose()
+
+
+class _Call:
+    """The state of one request."""
+
+    def __init__(self, call: ModelCall, on_progress: Callable[[Progress], None]) -> None:
+        self._call = call
+        self._on_progress = on_progress
+        self._reply = Collector()
+        self._timer = CallTimer(call.worker.timeouts)
+        self._sent = False
+        self._request_id: str | None = None
+        self._parameters = request_parameters(call)
+
+    async def run(self, clients: HttpClients) -> ModelReply:
+        base_url = self._call.base_url or self._call.worker.base_url or ""
+        if not is_header_safe(self._call.api_key):
+            # The HTTP library would quote the key in its own complaint.
+            raise self._failed("auth-failed", sent=False)
+        content = json.dumps(request_body(self._call)).encode()
+        headers = request_headers(self._call)
+        try:
+            async with self._timer, clients.lease(base_url) as client:
+                request = client.build_request("POST", f"{base_url}/chat/completions", content=content, headers=headers)
+                response = await client.send(request, stream=True)
+                self._sent = True
+                try:
+                    await self._read(response)
+                finally:
+                    # Closing an unfinished response closes its connection, which is what stops a paid call.
+                    await response.aclose()
+        except TimeoutError:
+            if self._reply.complete:
+                return self._finished()
+            raise self._failed(self._timer.code, sent=True) from None
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.UnsupportedProtocol):
+            raise self._failed("connection-failed", sent=False) from None
+        except httpx.HTTPError:
+            if self._reply.complete:
+                # All of the answer was there; only the tail (usage, [DONE]) is lost.
+                return self._finished()
+            raise self._failed("stream-cut" if self._sent else "connection-lost", sent=True) from None
+        except CallFailed as failure:
+            self._complete_failure(failure)
+            raise
+        return self._finished()
+
+    async def _read(self, response: httpx.Response) -> None:
+        self._request_id = request_id(response.headers)
+        if response.status_code != httpx.codes.OK:
+            text = await _read_error(response)
+            raise provider_failure(ProviderError(text, response.status_code, dict(response.headers)))
+        if "text/event-stream" in response.headers.get("content-type", ""):
+            await self._read_events(response)
+        else:
+            await self._read_body(response)
+        if not self._reply.complete:
+            raise CallFailed("stream-cut", sent=True)
+
+    async def _read_events(self, response: httpx.Response) -> None:
+        decoder = SseDecoder()
+        async for received in response.aiter_bytes():
+            for event in decoder.feed(received):
+                self._take(event.data)
+        for event in decoder.flush():
+            self._take(event.data)
+
+    def _take(self, data: bytes) -> None:
+        if self._reply.done:
+            return
+        if data.strip() == b"[DONE]":
+            self._reply.done = True
+            self._timer.within(DRAIN_S, "idle-timeout")
+        elif self._reply.feed_json(data):
+            self._arrived()
+
+    async def _read_body(self, response: httpx.Response) -> None:
+        """A server that does not stream answers with one JSON object."""
+        body = bytearray()
+        async for received in response.aiter_bytes():
+            body += received
+            if len(body) > BODY_BYTES_MAX:
+                raise CallFailed("output-too-large", sent=True)
+        if self._reply.feed_json(bytes(body)):
+            self._arrived()
+        # The object is whole, so the answer is, whatever the server calls its end.
+        self._reply.done = True
+
+    def _arrived(self) -> None:
+        self._timer.arrived()
+        reply = self._reply
+        self._on_progress(Progress(reply.text_chars, reply.reasoning_chars, reply.pieces, self._timer.elapsed_s()))
+
+    def _finished(self) -> ModelReply:
+        text, reasoning = self._reply.answer()
+        return ModelReply(
+            text=text,
+            content=self._reply.content(),
+            reasoning=reasoning,
+            finish_reason=self._reply.finish_reason,
+            refusal=self._reply.refusal,
+            input_tokens=self._reply.input_tokens,
+            output_tokens=self._reply.output_tokens,
+            model=self._reply.model,
+            request_id=self._request_id,
+            first_token_s=self._timer.first_token_s,
+            duration_s=self._timer.elapsed_s(),
+            parameters_sent=self._parameters,
+        )
+
+    def _failed(self, code: str, *, sent: bool) -> CallFailed:
+        failure = CallFailed(code, sent=sent)
+        self._complete_failure(failure)
+        return failure
+
+    def _complete_failure(self, failure: CallFailed) -> None:
+        """Adds what is known of the call so far, so that the record of a failed attempt is complete."""
+        failure.output_chars = self._reply.text_chars + self._reply.reasoning_chars
+        failure.input_tokens = self._reply.input_tokens
+        failure.output_tokens = self._reply.output_tokens
+        failure.duration_s = self._timer.elapsed_s()
+        failure.parameters_sent = self._parameters
+        failure.request_id = failure.request_id or self._request_id
+
+
+def request_parameters(call: ModelCall) -> dict[str, Any]:
+    """All fields of the request but the messages and the schema, as they are sent."""
+    worker = call.worker
+    return {
+        **worker.parameters,
+        "model": worker.model,
+        worker.max_tokens_parameter: worker.output_tokens_max,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def request_body(call: ModelCall) -> dict[str, Any]:
+    """The request's JSON object."""
+    messages = [{"role": message.role, "content": message.content} for message in call.messages]
+    body = {**request_parameters(call), "messages": messages}
+    if call.response_schema is not None:
+        body["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "plan", "schema": call.response_schema, "strict": True},
+        }
+    return body
+
+
+def request_headers(call: ModelCall) -> dict[str, str]:
+    """The request's headers; the attempt id under every name that a provider or proxy may honour."""
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "text/event-stream, application/json",
+        "User-Agent": "podium",
+        "X-Podium-Attempt": call.attempt_id,
+        "X-Request-Id": call.attempt_id,
+        "Idempotency-Key": call.attempt_id,
+    }
+    if call.api_key:
+        headers["Authorization"] = f"Bearer {call.api_key}"
+    return headers
+
+
+def is_header_safe(api_key: str | None) -> bool:
+    """Whether a key can stand in a header: printable ASCII without blanks."""
+    return api_key is None or (api_key.isascii() and api_key.isprintable() and " " not in api_key)
+
+
+async def _read_error(response: httpx.Response) -> str:
+    body = bytearray()
+    chunks: AsyncIterator[bytes] = response.aiter_bytes()
+    try:
+        async for received in chunks:
+            body += received
+            if len(body) > ERROR_BYTES_MAX:
+                break
+    except httpx.HTTPError:
+        # The status is known and is worth more than the rest of the text.
+        pass
+    return bytes(body[:ERROR_BYTES_MAX]).decode("utf-8", "replace")

@@ -1,0 +1,31 @@
+"""Pools: the models of a run, where they are, what they cost, and what happens when they fail."""
+
+from worker_pools.pool.document import pool_digest, pool_document, pool_from_document
+from worker_pools.pool.file import load_pool
+from worker_pools.pool.model import (
+    LOCAL_BASE_URL,
+    Conductor,
+    Policy,
+    Pool,
+    PoolFile,
+    Templates,
+    Timeouts,
+    Worker,
+    required_secrets,
+)
+
+__all__ = [
+    "LOCAL_BASE_URL",
+    "Conductor",
+    "Policy",
+    "Pool",
+    "PoolFile",
+    "Templates",
+    "Timeouts",
+    "Worker",
+    "load_pool",
+    "pool_digest",
+    "pool_document",
+    "pool_from_document",
+    "required_secrets",
+]

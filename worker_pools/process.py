@@ -1,0 +1,216 @@
+"""The worker process: polls Temporal for workflows and model calls, reconciles, and gives its lease back at the end.
+
+One process serves the bookkeeping queue and any number of pool queues; queues can be added while it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from sqlalchemy import select
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from activities.bookkeeping import BookkeepingActivities
+from activities.context import ActivityContext, LocalEndpoint
+from activities.executions import reconcile
+from activities.planning import PlanActivities
+from activities.progress import ProgressBoard
+from activities.steps import StepActivities
+from engine import contracts
+from engine.errors import PodiumError
+from engine.settings import TemporalSettings
+from engine.store.cluster import remember_cluster
+from engine.store.database import Database
+from engine.store.processes import OrphanedAttempt, ProcessIdentity, end_process, register_process, this_process
+from engine.store.states import RUN_LIVE
+from engine.store.tables import Run
+from engine.temporal_client import cluster_id, connect_temporal
+from engine.workflow import RunWorkflow
+from worker_pools.local_model import LocalModelServer
+from worker_pools.secrets import SecretStore
+
+RECONCILE_INTERVAL_S = 30.0
+QUEUE_WATCH_INTERVAL_S = 1.0
+CALLS_MAX = 1000
+GRACE_S = 10.0
+_log = logging.getLogger(__name__)
+
+# Our pure modules are passed through by name: the sandbox would import them anew for every run.
+_PASSED_THROUGH = (
+    "engine.contracts",
+    "engine.converter",
+    "engine.graph",
+    "engine.plan",
+    "engine.errors",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How a worker process behaves. ``queues`` are pool queue names; with ``all_queues`` it follows the live runs."""
+
+    database_url: str
+    temporal: TemporalSettings
+    queues: tuple[str, ...] = ()
+    all_queues: bool = False
+    adopt_cluster: bool = False
+    calls_max: int = CALLS_MAX
+    database_connections: int = 10
+    grace_s: float = GRACE_S
+    model_log: Path | None = None
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A running worker. ``start``, then ``run`` until ``stop``; ``ensure_queues`` may be called at any time."""
+
+    options: WorkerOptions
+    secrets: SecretStore
+    identity: ProcessIdentity = field(default_factory=this_process)
+    client: Client = field(init=False)
+    database: Database = field(init=False)
+    context: ActivityContext = field(init=False)
+    _workers: dict[str, Worker] = field(default_factory=dict)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _model: LocalModelServer | None = None
+    _model_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self) -> None:
+        """Connects, checks that the two stores belong together, takes over from dead predecessors, starts polling."""
+        self.database = Database(self.options.database_url, pool_size=self.options.database_connections)
+        self.client = await connect_temporal(self.options.temporal, identity=self.identity.id)
+        await remember_cluster(
+            self.database,
+            await cluster_id(self.client),
+            self.options.temporal.namespace,
+            adopt=self.options.adopt_cluster,
+        )
+        self.context = ActivityContext(
+            database=self.database,
+            secrets=self.secrets,
+            process_id=self.identity.id,
+            progress=ProgressBoard(self.database),
+            local_endpoint=self.local_endpoint,
+            heartbeat_interval_s=contracts.HEARTBEAT_INTERVAL_S,
+        )
+        orphans = await register_process(self.database, self.identity)
+        self._start_worker(contracts.WORKFLOW_QUEUE)
+        self.ensure_queues(self.options.queues)
+        if self.options.all_queues:
+            await self._follow_live_runs()
+        await asyncio.gather(*(self._fail_orphan(orphan) for orphan in orphans))
+        self._tasks.append(asyncio.create_task(self.context.progress.run()))
+        self._tasks.append(asyncio.create_task(self._reconcile_forever()))
+        if self.options.all_queues:
+            self._tasks.append(asyncio.create_task(self._follow_forever()))
+
+    def ensure_queues(self, queues: Iterable[str]) -> None:
+        """Polls these pool queues too."""
+        for queue in queues:
+            name = contracts.pool_queue(queue)
+            if name not in self._workers:
+                self._start_worker(name)
+
+    async def local_endpoint(self) -> LocalEndpoint:
+        """The embedded model server, started when it is first needed or has died."""
+        async with self._model_lock:
+            if self._model is None or not self._model.is_running:
+                self._model = LocalModelServer(log_path=self.options.model_log)
+                await self._model.start()
+            return LocalEndpoint(self._model.base_url, self._model.api_key)
+
+    async def run(self) -> None:
+        """Returns when ``stop`` was asked for; raises what a poller died of."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            while not self._stopping.is_set():
+                done, _ = await asyncio.wait([stopping, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {stopping}:
+                    task.result()
+                    self._tasks.remove(task)  # type: ignore[arg-type]  # only our own tasks are left in it
+        finally:
+            stopping.cancel()
+            await self._shut_down()
+
+    def stop(self) -> None:
+        """Asks ``run`` to end: calls in flight get the grace period, then they are handed back."""
+        self._stopping.set()
+
+    def _start_worker(self, queue: str) -> None:
+        keeps_books = queue == contracts.WORKFLOW_QUEUE
+        bookkeeping = BookkeepingActivities(self.context)
+        worker = Worker(
+            self.client,
+            task_queue=queue,
+            workflows=[RunWorkflow] if keeps_books else [],
+            activities=[bookkeeping.settle_run, bookkeeping.note_waiting]
+            if keeps_books
+            else [StepActivities(self.context).perform_step, PlanActivities(self.context).plan_task],
+            workflow_runner=SandboxedWorkflowRunner(
+                restrictions=SandboxRestrictions.default.with_passthrough_modules(*_PASSED_THROUGH)
+            ),
+            max_concurrent_activities=self.options.calls_max,
+            graceful_shutdown_timeout=timedelta(seconds=self.options.grace_s),
+            sticky_queue_schedule_to_start_timeout=contracts.STICKY_QUEUE_TIMEOUT,
+            identity=f"podium-{self.identity.id}",
+        )
+        self._workers[queue] = worker
+        self._tasks.append(asyncio.create_task(worker.run()))
+
+    async def _fail_orphan(self, orphan: OrphanedAttempt) -> None:
+        """Tells Temporal now that a dead process's call failed, instead of waiting for its heartbeat to be missed."""
+        activity_id = (
+            contracts.plan_activity_id(orphan.round, orphan.dispatch)
+            if orphan.position is None
+            else contracts.step_activity_id(orphan.round, orphan.position, orphan.dispatch)
+        )
+        workflow = contracts.workflow_id(str(orphan.run_id), orphan.execution)
+        handle = self.client.get_async_activity_handle(workflow_id=workflow, run_id="", activity_id=activity_id)
+        error = ApplicationError("worker-lost", type="worker-lost", next_retry_delay=timedelta(milliseconds=50))
+        with contextlib.suppress(RPCError):
+            await handle.fail(error)
+
+    async def _reconcile_forever(self) -> None:
+        while True:
+            try:
+                await reconcile(self.database, self.client)
+            except PodiumError:
+                _log.warning("the reconciler could not reach a service; it tries again")
+            await asyncio.sleep(RECONCILE_INTERVAL_S)
+
+    async def _follow_forever(self) -> None:
+        while True:
+            await asyncio.sleep(QUEUE_WATCH_INTERVAL_S)
+            with contextlib.suppress(PodiumError):
+                await self._follow_live_runs()
+
+    async def _follow_live_runs(self) -> None:
+        async with self.database.read() as connection:
+            digests = (
+                await connection.scalars(select(Run.pool_digest).where(Run.state.in_(RUN_LIVE)).distinct())
+            ).all()
+        for digest in digests:
+            self.ensure_queues((await self.context.pool(digest)).queues)
+
+    async def _shut_down(self) -> None:
+        await asyncio.gather(*(worker.shutdown() for worker in self._workers.values()), return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.context.close()
+        if self._model is not None:
+            await self._model.stop()
+        with contextlib.suppress(PodiumError):
+            await end_process(self.database, self.identity)
+        await self.database.close()
