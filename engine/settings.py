@@ -40,6 +40,8 @@ class Settings:
     actor_id: str
     on_behalf_of: str | None
     keeper_idle_s: float
+    # The port of the embedded Temporal; None takes a free one.
+    temporal_port: int | None
 
     @property
     def embedded(self) -> bool:
@@ -70,6 +72,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         actor_id=_actor(env, "PODIUM_ACTOR") or f"uid-{os.getuid()}",
         on_behalf_of=_actor(env, "PODIUM_ON_BEHALF_OF"),
         keeper_idle_s=_seconds(env, "PODIUM_KEEPER_IDLE_S", 10.0),
+        temporal_port=_port(env, "PODIUM_TEMPORAL_PORT"),
     )
 
 
@@ -137,3 +140,12 @@ def _seconds(env: Mapping[str, str], name: str, default_s: float) -> float:
     if not 0 <= seconds <= 86_400:  # noqa: PLR2004  # a day
         raise InputError("setting-invalid", f"{name} must be a number of seconds from 0 to 86400") from None
     return seconds
+
+
+def _port(env: Mapping[str, str], name: str) -> int | None:
+    value = env.get(name)
+    if not value:
+        return None
+    if not (value.isdigit() and 1 <= int(value) <= 65_535):  # noqa: PLR2004  # the ports there are
+        raise InputError("setting-invalid", f"{name} must be a port from 1 to 65535")
+    return int(value)

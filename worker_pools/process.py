@@ -84,6 +84,7 @@ class WorkerProcess:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _model: LocalModelServer | None = None
     _model_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _closed: bool = False
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def start(self) -> None:
@@ -141,7 +142,7 @@ class WorkerProcess:
                     self._tasks.remove(task)  # type: ignore[arg-type]  # only our own tasks are left in it
         finally:
             stopping.cancel()
-            await self._shut_down()
+            await self.shut_down()
 
     def stop(self) -> None:
         """Asks ``run`` to end: calls in flight get the grace period, then they are handed back."""
@@ -203,7 +204,19 @@ class WorkerProcess:
         for digest in digests:
             self.ensure_queues((await self.context.pool(digest)).queues)
 
-    async def _shut_down(self) -> None:
+    async def has_live_runs(self) -> bool:
+        """Whether any run has not ended."""
+        async with self.database.read() as connection:
+            return await connection.scalar(select(Run.id).where(Run.state.in_(RUN_LIVE)).limit(1)) is not None
+
+    async def shut_down(self) -> None:
+        """Hands calls in flight back after the grace period and closes everything. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if not hasattr(self, "context"):
+            # The start did not get far enough for anything else to be there.
+            return
         await asyncio.gather(*(worker.shutdown() for worker in self._workers.values()), return_exceptions=True)
         for task in self._tasks:
             task.cancel()

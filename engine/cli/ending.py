@@ -57,10 +57,14 @@ def report_bug(error: BaseException, *, as_json: bool) -> int:
     return ExitCode.FAILED
 
 
+def error_object(code: str, message: str, hint: str | None) -> dict[str, object]:
+    """An error as `--json` prints it."""
+    return {"schema_version": SCHEMA_VERSION, "error": {"code": code, "message": message, "hint": hint}}
+
+
 def _say(code: str, message: str, hint: str | None, *, as_json: bool) -> None:
     if as_json:
-        error = {"code": code, "message": message, "hint": hint}
-        terminal.out_json({"schema_version": SCHEMA_VERSION, "error": error})
+        terminal.out_json(error_object(code, message, hint))
     lines = terminal.inert(message).splitlines() or [code]
     terminal.err(f"error: {lines[0]}")
     for line in lines[1:]:

@@ -83,7 +83,7 @@ def podium() -> None:
     """
 
 
-def invoke(arguments: Sequence[str]) -> int:
+def invoke(arguments: Sequence[str]) -> int:  # noqa: PLR0911  # one return for each way in which a command can end
     """Runs a command line and returns its exit code; reports every error and lets none through."""
     options = list(arguments)
     as_json = "--json" in (options[: options.index("--")] if "--" in options else options)

@@ -16,9 +16,7 @@ STARTED_S: Final = time.monotonic()
 _TAB, _LINE_FEED, _DELETE, _LAST_C1 = 0x09, 0x0A, 0x7F, 0x9F
 # Controls, and the marks that turn the direction of writing: a terminal would obey them, whoever wrote them.
 _CONTROLS: Final = {
-    code: f"\\x{code:02x}"
-    for code in (*range(0x20), *range(_DELETE, _LAST_C1 + 1))
-    if code not in (_TAB, _LINE_FEED)
+    code: f"\\x{code:02x}" for code in (*range(0x20), *range(_DELETE, _LAST_C1 + 1)) if code not in (_TAB, _LINE_FEED)
 } | {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 

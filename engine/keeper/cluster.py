@@ -19,6 +19,7 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ DATABASE: Final = "podium"
 SUPERUSER: Final = "podium_setup"
 PROGRAM_NAMES: Final = frozenset({"postgres", "initdb"})
 SETUP_WAIT_S: Final = 120.0
+# One call for the whole file system instead of one for each of a thousand files: on a busy disk 0.05 s against 2 to 4.
+SYNC_METHOD: Final = "syncfs" if sys.platform == "linux" else None
 PROBE_WAIT_S: Final = 10.0
 
 # First time to end by themselves (they may have seen their parent die), then an immediate shutdown, then SIGKILL.
@@ -141,37 +144,27 @@ async def _create(cluster: Cluster, role_attributes: Sequence[RoleAttribute]) ->
 
 async def _set_up(cluster: Cluster, folder: Path, role_attributes: Sequence[RoleAttribute]) -> None:
     data = folder / "data"
-    # "reject" until the set-up is done, and then no superuser password has ever existed.
-    await _run(
-        Program(
-            cluster.programs / "initdb",
-            [
-                *("-D", str(data), "-U", SUPERUSER, "--auth=reject", "--encoding=UTF8", "--no-instructions"),
-                *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
-            ],
-            folder,
-            cluster.identity,
-        )
-    )
+
+    async def run(name: str, *arguments: str, text: str = "") -> None:
+        await _run(Program(cluster.programs / name, arguments, folder, cluster.identity), text=text)
+
+    # "reject" until the set-up is done, and then no superuser password has ever existed. Nothing is synced file by
+    # file, a thousand times; all of it is at the end.
+    locale = ("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--encoding=UTF8")
+    await run("initdb", "-D", str(data), "-U", SUPERUSER, "--auth=reject", "--no-instructions", "--no-sync", *locale)
     password = secrets.token_urlsafe(32)
     statements = (
         # The password goes through standard input, so no process list and no log shows it.
         f"CREATE ROLE {ROLE} LOGIN {' '.join(role_attributes)} PASSWORD '{password}';",
-        f"CREATE DATABASE {DATABASE} OWNER {ROLE};",
+        f"CREATE DATABASE {DATABASE} OWNER {ROLE} STRATEGY FILE_COPY;",
         f"ALTER ROLE {SUPERUSER} NOLOGIN PASSWORD NULL;",
     )
-    await _run(
-        Program(
-            cluster.programs / "postgres",
-            ["--single", "-D", str(data), "-c", "exit_on_error=on", "-c", "log_min_error_statement=panic", "postgres"],
-            folder,
-            cluster.identity,
-        ),
-        text="\n".join(statements) + "\n",
-    )
+    quiet = ("-c", "exit_on_error=on", "-c", "log_min_error_statement=panic", "-c", "fsync=off")
+    await run("postgres", "--single", "-D", str(data), *quiet, "postgres", text="\n".join(statements) + "\n")
     (data / "pg_hba.conf").write_text("local all all scram-sha-256\n", encoding="ascii")
     write_private(folder / "password", password + "\n")
-    _sync(data / "pg_hba.conf", data, folder)
+    await run("initdb", "-D", str(data), "--sync-only", *([f"--sync-method={SYNC_METHOD}"] if SYNC_METHOD else []))
+    _sync(data, folder)
 
 
 async def _run(program: Program, *, text: str = "") -> None:

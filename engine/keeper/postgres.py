@@ -17,12 +17,13 @@ from urllib.parse import quote
 
 import psycopg
 
-from engine.errors import BugError, UnavailableError
+from engine.errors import BugError, PodiumError, UnavailableError
 from engine.keeper.cluster import (
     DATABASE,
     LEFTOVER_STAGES,
     PROGRAM_NAMES,
     ROLE,
+    SYNC_METHOD,
     Cluster,
     RoleAttribute,
     failure,
@@ -37,6 +38,10 @@ PORT: Final = 5432
 # Crash recovery replays at most a few hundred megabytes of log; a slow disk needs its time for that.
 START_WAIT_S: Final = 60.0
 CONNECT_WAIT_S: Final = 10
+# A session of a killed server may hold its shared memory for a moment; PostgreSQL then refuses to start.
+STILL_IN_USE: Final = "is still in use"
+START_TRIES_MAX: Final = 10
+RETRY_PAUSE_S: Final = 0.5
 STATUS_LINE: Final = 7  # of postmaster.pid, from 0 (miscadmin.h: LOCK_FILE_LINE_PM_STATUS)
 
 # "Fast": ends sessions and writes a checkpoint. "Immediate": the next start recovers from the log.
@@ -57,6 +62,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "fsync": "on",
     "synchronous_commit": "on",
     "full_page_writes": "on",
+    **({"recovery_init_sync_method": SYNC_METHOD} if SYNC_METHOD else {}),
     "password_encryption": "scram-sha-256",
     "timezone": "UTC",
     "log_timezone": "UTC",
@@ -125,17 +131,17 @@ class PostgresServer:
             raise BugError("already-started", "this PostgreSQL server runs already")
         cluster = await open_cluster(self._home, namespaces=self._namespaces, role_attributes=self._role_attributes)
         self._cluster = cluster
-        with explained(self._home.root):
-            # Nobody runs here any more, so these are stale. They must go because PostgreSQL would believe a process
-            # id that is now a zombie's or a stranger's.
-            for stale in (cluster.data / "postmaster.pid", *cluster.run_dir.glob(f".s.PGSQL.{PORT}*")):
-                stale.unlink(missing_ok=True)
-            self._child = await ChildProcess.start(self._program(cluster), LogFile(self.log_path))
-        try:
-            await self._until_ready(self._child, cluster)
-        except BaseException:
-            await self.stop(fast_s=0.0)
-            raise
+        for tries_left in reversed(range(START_TRIES_MAX)):
+            child = await self._spawn(cluster)
+            try:
+                await self._until_ready(child, cluster)
+            except BaseException as error:
+                await self.stop(fast_s=0.0)
+                if isinstance(error, PodiumError) and STILL_IN_USE in child.output() and tries_left:
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                    continue
+                raise
+            return
 
     async def wait(self) -> int:
         """Wait for the server's end, wanted or not, and return its exit code (negative: the signal that ended it)."""
@@ -149,6 +155,15 @@ class PostgresServer:
         await self._child.stop([*stages, Stage(IMMEDIATE, 3.0)])
         # A postmaster that was killed leaves its children, which notice that within moments.
         await stop_leftovers(self._cluster.base, PROGRAM_NAMES, LEFTOVER_STAGES)
+
+    async def _spawn(self, cluster: Cluster) -> ChildProcess:
+        with explained(self._home.root):
+            # Nobody runs here any more, so these are stale. They must go because PostgreSQL would believe a process
+            # id that is now a zombie's or a stranger's.
+            for stale in (cluster.data / "postmaster.pid", *cluster.run_dir.glob(f".s.PGSQL.{PORT}*")):
+                stale.unlink(missing_ok=True)
+            self._child = await ChildProcess.start(self._program(cluster), LogFile(self.log_path))
+            return self._child
 
     def _program(self, cluster: Cluster) -> Program:
         settings = {**self._settings, "unix_socket_directories": str(cluster.run_dir)}

@@ -178,16 +178,27 @@ def find_leftovers(folder: Path, program_names: frozenset[str]) -> list[psutil.P
     wanted = os.path.realpath(folder)
     found = []
     for pid in psutil.pids():
-        # A process may end at any time, and a zombie or a stranger's process shows neither program nor folder.
-        with suppress(psutil.Error, OSError):
+        # A process may end at any time.
+        with suppress(psutil.NoSuchProcess, OSError):
             # A new object each time: `process_iter` keeps them, and they keep the program from before an exec.
             process = psutil.Process(pid)
-            if Path(process.exe().removesuffix(" (deleted)")).name not in program_names:
-                continue
-            current = process.cwd().removesuffix(" (deleted)")
-            if current == wanted or current.startswith(wanted + os.sep):
+            if _belongs(process, wanted, program_names):
                 found.append(process)
     return found
+
+
+def _belongs(process: psutil.Process, folder: str, program_names: frozenset[str]) -> bool:
+    try:
+        if Path(process.exe().removesuffix(" (deleted)")).name not in program_names:
+            return False
+        places = [process.cwd().removesuffix(" (deleted)")]
+    except psutil.AccessDenied:
+        # In a container root may not look into the processes of another account; then the command line must do.
+        # Whoever forges one is another user whose process root ends, and nothing more.
+        if process.status() == psutil.STATUS_ZOMBIE or process.name() not in program_names:
+            return False
+        places = process.cmdline()
+    return any(place == folder or place.startswith(folder + os.sep) for place in places)
 
 
 async def stop_leftovers(folder: Path, program_names: frozenset[str], stages: Sequence[Stage]) -> int:

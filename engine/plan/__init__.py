@@ -1,10 +1,11 @@
 """Conductor plans: what they are, how text becomes one, and their canonical form. Must never do I/O or evaluate text.
 
-plan        Step, Plan and the results of reading          canonical   RFC 8785 form and digest
-parse       text to plan                                   render      plan to text
-blocks      finds plans in a text; labels, yaml_region     template    plans written by people
-scanner     lists and JSON to nodes; yaml_steps for YAML   clean       the one text boundary
-lists, objects, workers, access                            codes       every error and note
+plan            Step, Plan and the results of reading       canonical   RFC 8785 form and digest
+parse           text to plan                                render      plan to text
+blocks          finds plans in a text (candidate, labels)   template    plans written by people
+scanner         lists and JSON to nodes                     clean       the one text boundary
+yaml_steps      YAML to nodes (yaml_region)                 codes       every error and note
+lists, objects  nodes to steps (workers, access)            limits      every bound
 """
 
 from __future__ import annotations

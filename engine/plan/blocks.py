@@ -11,10 +11,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from engine.plan.candidate import Block, LabelledList, group_parts
 from engine.plan.findings import Fault, Findings
-from engine.plan.labels import LABEL, Label, read_label, value_gap
+from engine.plan.labels import LABEL, read_label, value_gap
 from engine.plan.limits import ATTEMPTS_MAX, LISTS_MAX, STARTS_MAX
-from engine.plan.lists import SUBTASKS
+from engine.plan.lists import LIST_NAMES
 from engine.plan.nodes import Mapping, Node, Sequence
 from engine.plan.plan import Form
 from engine.plan.scanner import Scanner, ScanStop, WorkMeter
@@ -44,38 +45,10 @@ _REASONING_END: Final = re.compile(
 _FENCE_LINE: Final = re.compile(r"([ \t]*)(`{3,}|~{3,})([^\n]*)")
 
 # Behind a list on its line: an operator, or more values after a bracket that closed too early.
-_SURPLUS: Final = re.compile(r"[ \t]*(?:\+[ \t]*[\[(]|\*[ \t]*\d|,[ \t]*[\"“\[]|,[ \t]*\d+[ \t]*[,\]])")
-_BETWEEN_LISTS: Final = re.compile(r"[\s,;`*\"'{>-]*")
+_SURPLUS: Final = re.compile(
+    rf"[ \t]*(?:\+[ \t]*[\[(]|\*[ \t]*\d|,[ \t]*\[|,[ \t]*[\"“](?!{'|'.join(LIST_NAMES)})|,[ \t]*\d+[ \t]*[,\]])"
+)
 _NEAR_KEYS: Final = frozenset({"modelid", "subtask", "accesslist", "acceslist", "agent", "instruction"})
-
-
-@dataclass(slots=True)
-class LabelledList:
-    """One labelled value of the lists form; `node` is None if it could not be read."""
-
-    label: Label
-    node: Node | None
-    end: int
-    findings: Findings
-    unsure: bool = False
-
-
-@dataclass(slots=True)
-class Block:
-    """One candidate for a plan. `unsure` forbids that anything after it is taken instead.
-
-    `broken` tells that it could not be read; `sure_end` that no truncation can have shortened it.
-    """
-
-    form: Form | None
-    start: int
-    end: int
-    findings: Findings
-    node: Node | None = None
-    lists: dict[str, LabelledList] = field(default_factory=dict)
-    unsure: bool = False
-    sure_end: bool = True
-    fence_open: bool = False
 
 
 @dataclass(slots=True)
@@ -103,6 +76,7 @@ class BlockFinder:
         self._no_yaml_before = 0
         self._attempts = 0
         self._starts = 0
+        self._last_reasoning_end: int | None = None
 
     def find(self) -> Found:
         """All blocks outside of reasoning, in order; see `Found`."""
@@ -180,7 +154,7 @@ class BlockFinder:
         self._attempts += 1
         start = match.start()
         findings = Findings()
-        scanner = Scanner(self._text, findings, cut_hint=self._cut_hint)
+        scanner = Scanner(self._text, findings, lenient=self._lenient, cut_hint=self._cut_hint)
         try:
             node: Node | None = scanner.read(start, None, self._meter)
         except ScanStop:
@@ -215,8 +189,9 @@ class BlockFinder:
     def _take_yaml(self, match: re.Match[str]) -> int:
         region = find_region(self._text, match.start(), self._fence)
         self._meter.spend(region.end - match.start())
-        if not region.looks_like_plan(self._text):
-            self._no_yaml_before = region.end
+        prose_end = region.prose_items_end(self._text) if region.looks_like_plan(self._text) else region.end
+        if prose_end is not None:
+            self._no_yaml_before = prose_end
             return self._past_indent(match)
         return self._read_yaml(region)
 
@@ -256,9 +231,7 @@ class BlockFinder:
         if self._text[value_at : value_at + 1] not in ("[", "("):
             self._no_list(part, value_at)
             return match.end()
-        scanner = Scanner(
-            self._text, findings, lenient_list=self._lenient and label.name == SUBTASKS, cut_hint=self._cut_hint
-        )
+        scanner = Scanner(self._text, findings, lenient=self._lenient, cut_hint=self._cut_hint)
         try:
             part.node = scanner.read(value_at, label.name, self._meter)
         except ScanStop:
@@ -295,8 +268,12 @@ class BlockFinder:
 
     def _after_unsure(self, start: int, otherwise: int) -> int:
         """After an unreadable value: on to the next end of reasoning behind its start, if there is one."""
+        if self._last_reasoning_end is None:
+            ends = [match.start() for match in _REASONING_END.finditer(self._text)]
+            self._last_reasoning_end = ends[-1] if ends else -1
+        if start > self._last_reasoning_end:
+            return otherwise
         end = _REASONING_END.search(self._text, start)
-        self._meter.spend((len(self._text) if end is None else end.start()) - start)
         return otherwise if end is None else end.start()
 
 
@@ -317,17 +294,18 @@ def json_form(node: Node) -> tuple[bool, Form | None]:
     if not isinstance(node, Mapping):
         return False, None
     keys = {near_key(key.value) for key, _ in node.entries}
+    steps = next((value for key, value in node.entries if key.value == "steps"), None)
+    form: Form | None = None
     if keys & _LIST_KEYS:
-        return True, "json"
-    for key, value in node.entries:
-        if key.value == "steps" and isinstance(value, Sequence):
-            meant = not value.items or any(isinstance(item, Mapping) for item in value.items)
-            return meant, "steps-json"
-    if keys & {"agent", "instruction"}:
-        return True, "steps-json"
-    if keys & _NEAR_KEYS:
-        return True, "json"
-    return _has_plan_key(node), None
+        form = "json"
+    elif isinstance(steps, Sequence):
+        meant = not steps.items or any(isinstance(item, Mapping) for item in steps.items)
+        return meant, "steps-json"
+    elif keys & {"agent", "instruction"}:
+        form = "steps-json"
+    elif keys & _NEAR_KEYS:
+        form = "json"
+    return _has_plan_key(node), form
 
 
 def _has_plan_key(node: Node) -> bool:
@@ -336,57 +314,3 @@ def _has_plan_key(node: Node) -> bool:
     if isinstance(node, Mapping):
         return any(near_key(key.value) is not None or _has_plan_key(value) for key, value in node.entries)
     return False
-
-
-def group_parts(text: str, parts: list[Block | LabelledList]) -> list[Block]:
-    """Put labelled lists together into blocks; no list is ever used twice or borrowed from another block.
-
-    A block is closed as soon as it has its three lists, and a label that it already has begins the next one. Three
-    different lists that stand together, with nothing but punctuation between them, are always one block.
-    """
-    blocks: list[Block] = []
-    pending: Block | None = None
-    together = 0  # lists left of a run that belongs together
-    for index, part in enumerate(parts):
-        if isinstance(part, Block):
-            if pending is not None:
-                blocks.append(pending)
-                pending = None
-            blocks.append(part)
-            continue
-        name = part.label.name
-        if together == 0 and _stand_together(text, parts[index : index + 4]):
-            together = 3
-            if pending is not None:
-                blocks.append(pending)
-                pending = None
-        if pending is not None and name in pending.lists:
-            blocks.append(pending)
-            pending = None
-        if pending is None:
-            pending = Block("lists", part.label.start, part.end, Findings())
-        pending.lists[name] = part
-        pending.end = part.end
-        pending.unsure = pending.unsure or part.unsure
-        pending.findings.merge(part.findings)
-        together = max(0, together - 1)
-        if len(pending.lists) == 3:  # noqa: PLR2004 - model_id, subtasks, access_list
-            blocks.append(pending)
-            pending = None
-    if pending is not None:
-        blocks.append(pending)
-    return blocks
-
-
-def _stand_together(text: str, parts: list[Block | LabelledList]) -> bool:
-    """Whether exactly the first three parts are three different lists with only punctuation between them."""
-    run = [part for part in parts if isinstance(part, LabelledList)]
-    if len(parts) < 3 or len(run) < len(parts[:3]) or any(isinstance(part, Block) for part in parts[:3]):  # noqa: PLR2004 - three lists
-        return False
-    if len({part.label.name for part in run[:3]}) != 3:  # noqa: PLR2004 - three lists
-        return False
-    close = [
-        _BETWEEN_LISTS.fullmatch(text, left.end, right.label.start) is not None
-        for left, right in zip(run, run[1:], strict=False)
-    ]
-    return all(close[:2]) and not (len(close) > 2 and close[2])  # noqa: PLR2004 - a fourth list close by

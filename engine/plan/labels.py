@@ -13,12 +13,12 @@ from typing import Final
 
 from engine.plan.lists import ACCESS_LIST, LIST_NAMES, MODEL_ID, SUBTASKS
 
+_BLANKS: Final = r"[^\S\r\n]*"
 LABEL: Final = (
-    r"\b(?P<name>model[_ -]?ids?|sub[_ -]?tasks?|acc?ess?[_ -]?lists?)(?P<mark>[\"'”’`*]{0,4})"
-    r"(?:[ \t]*(?::=|[=:](?!=))|(?=[ \t]*\Z))"
+    r"\b(?P<name>model[_ -]?ids?|sub[_ -]?tasks?|acc?ess?[_ -]?lists?)(?P<mark>[\"'\u201d\u2019`*]{0,4})"
+    rf"(?:{_BLANKS}(?::=|[=:](?!=))|(?={_BLANKS}\Z))"
 )
 _GAP: Final = re.compile(r"[*_]*\s*[*_]*\s*(?:`+\w*\s*)?")
-_DECORATION: Final = " \t"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,6 @@ def value_gap(text: str, pos: int) -> int:
 
 def _anchored(text: str, start: int) -> bool:
     pos = start
-    while pos > 0 and text[pos - 1] in _DECORATION:
+    while pos > 0 and text[pos - 1].isspace() and text[pos - 1] not in "\r\n":
         pos -= 1
     return pos == 0 or text[pos - 1] in "\n\r]>"

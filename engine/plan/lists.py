@@ -1,4 +1,4 @@
-"""Three parallel lists become steps; shared by model text and the JSON object. Must never pair lists of unequal length."""
+"""Three parallel lists become steps, for model text and the JSON object. Must never pair lists of unequal length."""
 
 from __future__ import annotations
 

@@ -50,7 +50,10 @@ def read_steps(node: Node, workers: WorkerNames, findings: Findings) -> tuple[St
         return None
     numbers = _step_numbers(node.items, findings)
     reader = AccessReader(numbers, ACCESS, findings)
-    steps = [_read_step(item, position, numbers, workers, reader, findings) for position, item in enumerate(node.items)]
+    steps = [
+        _read_step(item, StepPlace(position, numbers.name(position), STEPS), workers, reader, findings)
+        for position, item in enumerate(node.items)
+    ]
     return None if findings.faults else tuple(step for step in steps if step is not None)
 
 
@@ -63,9 +66,9 @@ def _no_steps(node: Mapping, *, alone: bool, findings: Findings) -> None:
 
 
 def _read_step(
-    node: Node, position: int, numbers: StepNumbers, workers: WorkerNames, reader: AccessReader, findings: Findings
+    node: Node, place: StepPlace, workers: WorkerNames, reader: AccessReader, findings: Findings
 ) -> Step | None:
-    name = numbers.name(position)
+    name, position = place.name, place.position
     if not isinstance(node, Mapping):
         if not (isinstance(node, Word) and node.kind == "void"):
             findings.error("object-expected", f"{name} must be an object with keys", at=node.start, field=STEPS)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from engine.plan.blocks import Block, BlockFinder, Found
+from engine.plan.blocks import BlockFinder, Found
+from engine.plan.candidate import Block
 from engine.plan.findings import Fault, Findings, report
 from engine.plan.limits import STEPS_SCANNED_MAX, TEXT_BYTES_MAX
 from engine.plan.lists import LIST_NAMES, read_lists
@@ -46,7 +47,8 @@ def parse_plan(text: str, options: ParseOptions) -> ParseResult:
     if found.reasoning_open_at is not None:
         said = "the reasoning was opened here and never closed; no plan comes after it"
         fault = Fault("reasoning-not-closed", found.reasoning_open_at, None, said, cut_hint)
-        return _invalid(text, None, [fault])
+        unsure = [fault for block in found.blocks if block.unsure for fault in block.findings.faults]
+        return _invalid(text, None, [*unsure, fault])
     if not found.blocks:
         return _invalid(text, None, _no_plan(text, found, options, cut_hint))
     return _read_last(text, found.blocks, options, cut_hint)
@@ -61,7 +63,7 @@ def _read_last(text: str, blocks: list[Block], options: ParseOptions, cut_hint: 
         return _invalid(text, blocks[unsure].form, faults)
     block = blocks[-1]
     findings = block.findings
-    steps = _read_block(text, block, workers, findings, options, cut_hint)
+    steps = _read_block(block, workers, options, cut_hint)
     if steps is not None and not findings.faults:
         _check_count(block, steps, findings, options)
     if _was_cut(options) and not findings.faults:
@@ -83,10 +85,9 @@ def _read_last(text: str, blocks: list[Block], options: ParseOptions, cut_hint: 
     return ParseResult(Plan(steps, notes, block.form), block.form, notes, ())
 
 
-def _read_block(
-    text: str, block: Block, workers: WorkerNames, findings: Findings, options: ParseOptions, cut_hint: str
-) -> tuple[Step, ...] | None:
+def _read_block(block: Block, workers: WorkerNames, options: ParseOptions, cut_hint: str) -> tuple[Step, ...] | None:
     """The steps of a block, or None after recording what is wrong."""
+    findings = block.findings
     if block.fence_open:
         findings.error("truncated", "the text ends inside the fence of a YAML plan", at=block.end, hint=cut_hint)
     if block.form == "lists":

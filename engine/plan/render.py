@@ -33,10 +33,12 @@ def render_plan(plan: Plan, form: Form, workers: tuple[str, ...]) -> str:
         return '{\n  "steps": [\n' + ",\n".join(objects) + "\n  ]\n}\n"
     if not plan.steps:
         return "steps: []\n"
-    lines = [
-        f"  - agent: {model}\n    instruction: {_quote(step.subtask, yaml=True)}\n    access_list: {_access(step.access, 1)}\n"
-        for model, step in zip(models, plan.steps, strict=True)
-    ]
+    lines = []
+    for model, step in zip(models, plan.steps, strict=True):
+        instruction = _quote(step.subtask, yaml=True)
+        lines.append(
+            f"  - agent: {model}\n    instruction: {instruction}\n    access_list: {_access(step.access, 1)}\n"
+        )
     return "steps:\n" + "".join(lines)
 
 

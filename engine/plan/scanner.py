@@ -24,10 +24,10 @@ _BLANK: Final = re.compile(r"[\s\ufeff]*")
 _WORD: Final = re.compile(r"[^,\[\]{}()\"“”\n\r]+")
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"[-+]?[.0-9][0-9a-zA-Z_.+-]*|[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
-_STRING_PREFIX: Final = re.compile(r"[rbuf]{1,2}['‘’]", re.IGNORECASE)
+_STRING_PREFIX: Final = re.compile("[rbuf]{1,2}['\u2018\u2019]", re.IGNORECASE)
 
 # One surplus mark between a closing quote and the comma or bracket that should follow it (G1-02).
-_STRAY_MARK: Final = re.compile(r"(?:[.!?;:…]{1,3}[\"”’']?|[\"”’'])(?=\s*[,\])])")
+_STRAY_MARK: Final = re.compile(r"(?:[.!?;:…]{1,3}[\"”\u2019']?|[\"”\u2019'])(?=\s*[,\])])")
 
 # Which characters matter inside a string, by its opening quote: (closing, nesting or "", search).
 _QUOTES: Final[dict[str, tuple[str, str, re.Pattern[str]]]] = {
@@ -35,10 +35,11 @@ _QUOTES: Final[dict[str, tuple[str, str, re.Pattern[str]]]] = {
     "'": ("'", "", re.compile(r"[\\']")),
     "“": ("”", "“", re.compile(r"[\\“”]")),
     "”": ("”", "“", re.compile(r"[\\“”]")),
-    "‘": ("’", "‘", re.compile(r"[\\‘’]")),
-    "’": ("’", "‘", re.compile(r"[\\‘’]")),
+    "\u2018": ("\u2019", "\u2018", re.compile("[\\\\\u2018\u2019]")),
+    "\u2019": ("\u2019", "\u2018", re.compile("[\\\\\u2018\u2019]")),
 }
-_OPENS_ANYWHERE: Final = "\"'“‘"
+_LENIENT_FIELD: Final = "subtasks"  # the only list in which lenient reading passes over a fault (G1-02, G1-03)
+_OPENS_ANYWHERE: Final = "\"'“\u2018"
 
 
 class ScanStop(Exception):  # noqa: N818 - it ends a scan whose error is already on record
@@ -68,12 +69,10 @@ class Scanner:
     nothing that follows may be taken for a plan. `truncated` tells that the text ended inside the value.
     """
 
-    def __init__(
-        self, text: str, findings: Findings, *, lenient_list: bool = False, cut_hint: str | None = None
-    ) -> None:
+    def __init__(self, text: str, findings: Findings, *, lenient: bool = False, cut_hint: str | None = None) -> None:
         self._text = text
         self._findings = findings
-        self._lenient_list = lenient_list
+        self._lenient = lenient
         self._cut_hint = cut_hint
         self.pos = 0
         self.unsure = False
@@ -207,7 +206,7 @@ class Scanner:
         match = _STRAY_MARK.match(self._text, self.pos)
         if match is None:
             return False
-        if self._lenient_list:
+        if self._lenient and field == _LENIENT_FIELD:
             self._findings.note(
                 "stray-mark",
                 f"the surplus {quoted(match[0])} after a quote was passed over",
@@ -231,7 +230,7 @@ class Scanner:
         between_strings = isinstance(last, Text) and char in _OPENS_ANYWHERE
         if isinstance(last, Text) and not between_strings and char not in "[({":
             self._stop("stray-text", f"{quoted(self._rest())} stands after a closing quote", field)
-        if between_strings and self._lenient_list:
+        if between_strings and self._lenient and field == _LENIENT_FIELD:
             self._findings.note(
                 "missing-comma",
                 "two subtasks without a comma between them were read as two",

@@ -58,7 +58,15 @@ class Region:
             return True
         return _EMPTY_STEPS.fullmatch(text, self.start, self.end) is not None
 
+    def prose_items_end(self, text: str) -> int | None:
+        """The end of list items that a blank line parts from the plan and that have none of its keys, if any."""
+        blank = None if self.sure_end or self.fence_open else _BLANK_LINE.search(text, self.start, self.end)
+        if blank is None or _PLAN_KEY.search(text, self.start, blank.start()) is not None:
+            return None
+        return None if _mentions_steps(text, self.start, blank.start()) else blank.end()
 
+
+_BLANK_LINE: Final = re.compile(r"\n(?:[ \t]*\r?\n)+")
 _EMPTY_STEPS: Final = re.compile(r"\s*[\"']?steps[\"']?[ \t]*:[ \t]*\[\s*\]\s*")
 
 
@@ -120,7 +128,9 @@ def _first_line(text: str, line_start: int) -> int:
         if _indent(text, above) > indent or not _KEY_LINE.match(line.lstrip(" \t")):
             break
         start = above
-    return start if _mentions_steps(text, start, line_start) else line_start
+    own_line_end = text.find("\n", line_start)
+    end = len(text) if own_line_end < 0 else own_line_end
+    return start if _mentions_steps(text, start, end) else line_start
 
 
 def _mentions_steps(text: str, start: int, end: int) -> bool:
@@ -142,9 +152,7 @@ def _value_may_begin(text: str, at: int) -> bool:
 def _string_end(text: str, pos: int, quote: str) -> int | None:
     stops = re.compile(r'[\\"]' if quote == '"' else "'")
     while (match := stops.search(text, pos)) is not None:
-        if match[0] == "\\":
-            pos = match.end() + 1
-        elif quote == "'" and text.startswith("''", match.start()):
+        if match[0] == "\\" or (quote == "'" and text.startswith("''", match.start())):
             pos = match.end() + 1
         else:
             return match.end()

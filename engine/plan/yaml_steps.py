@@ -9,6 +9,7 @@ same table as in the other forms. Folding of long lines is YAML's.
 from __future__ import annotations
 
 import re
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from engine.plan.clean import CleanedText, clean_text
@@ -161,10 +162,15 @@ class YamlReader:
     def _report(self, error: Any) -> None:
         """Record a parser's error at its own place; a colon inside unquoted text gets its own hint."""
         mark = getattr(error, "problem_mark", None)
-        index = mark.index if mark is not None else getattr(error, "position", 0)
+        masked = self._hidden.masked
+        if mark is not None:
+            index = int(mark.index)
+        else:  # an unreadable character, whose place is given in bytes
+            position = int(getattr(error, "position", 0))
+            index = len(masked.encode()[:position].decode(errors="ignore"))
         problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable")
         context = str(getattr(error, "context", None) or "")
-        at = self._start + min(int(index), len(self._hidden.masked))
+        at = self._start + min(index, len(masked))
         if "quoted scalar" in context:
             self.string_open = True
         if "mapping values are not allowed" in problem:
@@ -195,16 +201,16 @@ class _HiddenBackslashes:
 
     def __init__(self, text: str) -> None:
         self.masked = clean_text(text).text
-        self._marks = ""
-        if "\\" in text:
-            used = set(text)
-            free = [chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in used][:3]
-            self._marks = "".join(free)
-            if len(free) == 3:  # noqa: PLR2004 - backslash, quote after it, backslash after it
-                backslash, quote, second = free
-                pairs = {'\\"': backslash + quote, "\\\\": backslash + second, "\\": backslash}
-                self.masked = re.sub(r'\\["\\]?', lambda match: pairs[match[0]], self.masked)
-        self._back = str.maketrans(dict(zip(self._marks, '\\"\\', strict=True))) if len(self._marks) == 3 else {}  # noqa: PLR2004 - as above
+        self._back: dict[int, str] = {}
+        if "\\" not in text:
+            return
+        used = set(text)
+        private = chain(range(0xE000, 0xF8FF), range(0x10000, 0x10FFFE))
+        # Using them all up takes 4 MB of text, which the size limit refuses.
+        backslash, quote, second = islice((chr(code) for code in private if chr(code) not in used), 3)
+        pairs = {'\\"': backslash + quote, "\\\\": backslash + second, "\\": backslash}
+        self.masked = re.sub(r'\\["\\]?', lambda match: pairs[match[0]], self.masked)
+        self._back = {ord(backslash): "\\", ord(quote): '"', ord(second): "\\"}
 
     def restore(self, value: str) -> str:
         """Put the backslashes back into a value that the parser gave."""

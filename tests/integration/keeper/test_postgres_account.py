@@ -6,8 +6,10 @@ copies of /etc and /var/lib, mounted for it alone.
 
 from __future__ import annotations
 
+import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -146,6 +148,21 @@ def test_it_is_found_again_and_survives_kills_there_too(cage: Cage, tmp_path: Pa
                 kill_hard(facts["postgres"]["pid"])
     until(lambda: is_dead(facts["postgres"]["pid"]), within_s=3)
     assert len(list((cage.folder / "lib").iterdir())) == 1
+
+
+def test_a_server_that_hangs_is_replaced_even_where_root_may_not_look_into_it(cage: Cage, tmp_path: Path) -> None:
+    root = tmp_path / "home"
+    # As in a container: root without the power to look into the processes of others.
+    blind = [*cage.enter(), "setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
+    with Holder(root, "postgres", prefix=blind) as holder:
+        hanging = holder.facts()["postgres"]["pid"]
+        os.kill(hanging, signal.SIGSTOP)
+        holder.kill()
+    assert not is_dead(hanging)
+    with Holder(root, "postgres", prefix=blind) as holder:
+        assert one(cage, holder.facts(), "SELECT 1") == 1
+        assert is_dead(hanging)
+        assert holder.end() == 0
 
 
 def test_a_first_set_up_that_was_killed_is_done_again_there_too(cage: Cage, tmp_path: Path) -> None:

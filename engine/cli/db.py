@@ -1,0 +1,56 @@
+"""`podium db upgrade`: brings the database's schema up to what this program knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from engine.cli import terminal
+from engine.errors import ExitCode
+
+if TYPE_CHECKING:
+    from engine.settings import Settings
+    from engine.store.schema import UpgradeReport
+
+
+@click.group()
+def db() -> None:
+    """Look after the database."""
+
+
+@db.command()
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
+def upgrade(as_json: bool) -> int:
+    """Apply the migrations that the database lacks; safe to run from several places at once."""
+    from engine.cli.contract import versioned
+    from engine.cli.session import run_async
+    from engine.settings import load_settings
+    from engine.store.schema import scripts, upgrade_schema
+
+    settings = load_settings()
+    report = (
+        run_async(_upgrade_embedded(settings))
+        if settings.database_url is None
+        else upgrade_schema(settings.database_url)
+    )
+    revision = scripts().get_current_head()
+    if as_json:
+        terminal.out_json(versioned({"applied": report.applied, "revision": revision}))
+    elif report.applied:
+        terminal.out(f"applied {', '.join(report.applied)}; the schema is now {revision}")
+    else:
+        terminal.out(f"nothing to do; the schema is {revision}")
+    return ExitCode.OK
+
+
+async def _upgrade_embedded(settings: Settings) -> UpgradeReport:
+    import asyncio
+
+    from engine.cli.session import open_session
+    from engine.keeper.client import Needs
+    from engine.store.schema import upgrade_schema
+
+    # The keeper upgrades its own database when it starts; this finds nothing left, or says what is in the way.
+    async with open_session(settings, Needs()) as session:
+        return await asyncio.to_thread(upgrade_schema, session.services.database_url)

@@ -1,0 +1,157 @@
+"""Following a run until it ends or waits for somebody: looks a few times a second, listens for arriving tokens.
+
+Only looks. Whoever stops following changes nothing about the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
+from uuid import UUID
+
+from activities.progress import CHANNEL
+from engine.cli import terminal
+from engine.cli.render import duration
+from engine.errors import ExitCode, InputError, PodiumError, UnavailableError
+from engine.store.database import Database
+from engine.store.snapshots import RunSnapshot
+from engine.store.states import RUN_ENDED
+from engine.store.watching import RunProgress, listen, read_progress
+
+POLL_S: Final = 0.2
+# A step that waits for a key asks for it every 5 s; a key that was just handed over needs that long to be found.
+PATIENCE_S: Final = 12.0
+# Reasons to wait that end only when somebody does something.
+SOMEBODY: Final = frozenset({"secret-missing", "review", "operator", "budget"})
+EXIT_CODES: Final[dict[str, ExitCode]] = {
+    "succeeded": ExitCode.OK,
+    "failed": ExitCode.FAILED,
+    "cancelled": ExitCode.CANCELLED,
+    "waiting": ExitCode.WAITING,
+}
+
+
+class View(Protocol):
+    """Whoever shows progress."""
+
+    def update(self, progress: RunProgress) -> None:
+        """The run's present state."""
+
+    def pieces(self, round_number: int, place: str, count: int) -> None:
+        """So many pieces (about one a token) of an answer have arrived; `place` is `plan` or a position."""
+
+
+class Interrupted(Exception):  # noqa: N818  # no error: the user left
+    """The user stopped following; the run goes on."""
+
+
+async def follow(
+    database: Database, run_id: UUID, view: View, *, patience_s: float = 0.0, first_call: bool = False
+) -> RunProgress:
+    """Returns the run's state when it has ended, or waits for somebody for longer than `patience_s`.
+
+    With `first_call`, says how long after the command's start the first model call was seen.
+    """
+    waiting_since: float | None = None
+    async with _listening(database, run_id, view):
+        while True:
+            progress = await _look(database, run_id)
+            if first_call and progress.called:
+                first_call = False
+                terminal.err(f"first call after {time.monotonic() - terminal.STARTED_S:.1f} s")
+            view.update(progress)
+            if progress.state in RUN_ENDED:
+                return progress
+            if progress.state == "waiting" and progress.reason in SOMEBODY:
+                waiting_since = waiting_since or time.monotonic()
+                if time.monotonic() - waiting_since >= patience_s:
+                    return progress
+            else:
+                waiting_since = None
+            await asyncio.sleep(POLL_S)
+
+
+async def _look(database: Database, run_id: UUID) -> RunProgress:
+    try:
+        progress = await read_progress(database, run_id)
+    except UnavailableError as error:
+        raise UnavailableError(
+            error.code,
+            f"{error.message}; run {run_id} is on record and goes on when it is back",
+            hint=f"podium watch {run_id}",
+        ) from None
+    if progress is None:
+        raise InputError("run-unknown", f"there is no run {run_id}")
+    return progress
+
+
+@asynccontextmanager
+async def _listening(database: Database, run_id: UUID, view: View) -> AsyncIterator[None]:
+    async def hear() -> None:
+        # Progress of tokens is a courtesy: whatever keeps it from coming must not disturb the rest.
+        with contextlib.suppress(PodiumError, OSError):
+            async with contextlib.aclosing(listen(database, CHANNEL)) as payloads:
+                async for payload in payloads:
+                    for line in payload.splitlines():
+                        own, round_number, place, count = line.split(" ")
+                        if own == str(run_id):
+                            view.pieces(int(round_number), place, int(count))
+
+    task = asyncio.create_task(hear())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def exit_code(state: str) -> ExitCode:
+    """What a command that followed a run to this state ends with."""
+    return EXIT_CODES.get(state, ExitCode.OK)
+
+
+def say_how_it_ended(run: RunSnapshot) -> None:
+    """One line on standard error for a run that did not succeed, with what to do about it."""
+    words = f"run {run.id} {run.state}" + (f": {run.reason}" if run.reason else "")
+    if run.state == "failed":
+        terminal.err(f"error: {words}{_blame(run)}")
+        terminal.err(f"hint: podium show {run.id}")
+    elif run.state == "cancelled":
+        terminal.err(words)
+    elif run.state == "waiting":
+        terminal.err(words)
+        terminal.err(f"hint: {_what_it_waits_for(run)}")
+
+
+def _blame(run: RunSnapshot) -> str:
+    for step in run.steps:
+        if step.state == "failed":
+            return f" (step {step.position}, worker {step.worker})"
+    if run.reason == "plan-invalid" and run.plan_errors:
+        return f" ({terminal.inert(str(run.plan_errors[0]['text']))})"
+    return ""
+
+
+def _what_it_waits_for(run: RunSnapshot) -> str:
+    if run.reason != "secret-missing":
+        return f"podium show {run.id}"
+    workers = [step.worker for step in run.steps if step.reason == "secret-missing"] or ["the Conductor"]
+    return (
+        f"the key of {', '.join(dict.fromkeys(workers))} is missing: set its variable (`podium pool check` names it) "
+        f"and run `podium watch {run.id}`"
+    )
+
+
+def detached_words(run_id: UUID, *, embedded: bool) -> str:
+    """What is said to somebody who leaves a run that goes on."""
+    where = "in the keeper" if embedded else "in your workers"
+    return f"detached: run {run_id} goes on {where}; `podium watch {run_id}` follows it again"
+
+
+def elapsed(progress: RunProgress) -> str:
+    """Time since the run was created, by the database's clock."""
+    return duration(((progress.ended_at or progress.read_at) - progress.created_at).total_seconds())

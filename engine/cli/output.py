@@ -1,0 +1,45 @@
+"""`podium output`: the text of an answer, byte for byte, for other programs."""
+
+from __future__ import annotations
+
+import click
+
+from engine.cli import terminal
+from engine.errors import ExitCode, InputError, RefusedError
+
+
+@click.command()
+@click.argument("run_reference", metavar="RUN")
+@click.option("--step", type=click.IntRange(0), metavar="N", help="The output of step N (from 0), not the answer.")
+@click.option(
+    "--round", "round_number", type=click.IntRange(0), metavar="N", help="Of this round; the last if not given."
+)
+def output(run_reference: str, step: int | None, round_number: int | None) -> int:
+    """Print the answer of RUN (an id, the beginning of one, or 'last') and nothing else.
+
+    A pipe or file gets the bytes as they are stored; on a terminal control characters are spelled out.
+    """
+    from engine.cli.session import run_async, settings_for_reading
+    from engine.cli.show import fetch_run
+
+    if round_number is not None and step is None:
+        raise InputError("step-missing", "--round needs --step", hint="the answer of a run has no round of its own")
+    settings = settings_for_reading(run_reference)
+    assert settings is not None
+    run = run_async(fetch_run(settings, run_reference))
+    if step is None:
+        what, text, state = "answer", run.answer, run.state
+    else:
+        from engine.cli.tables import step_of
+
+        found = step_of(run, step, round_number)
+        if found is None:
+            raise InputError("step-unknown", f"run {run.id} has no step {step}", hint=f"podium show {run.id}")
+        what, text, state = f"output of step {step}", found.output, found.state
+    if text is None:
+        raise RefusedError("output-missing", f"there is no {what}: it is {state}", hint=f"podium show {run.id}")
+    if terminal.out_is_terminal():
+        terminal.out(terminal.inert(text))
+    else:
+        terminal.out_bytes(text.encode())
+    return ExitCode.OK

@@ -1,0 +1,81 @@
+"""`podium plan check`: reads a plan as a run would, without servers and keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from engine.cli import terminal
+from engine.errors import ExitCode
+
+if TYPE_CHECKING:
+    from engine.store.planning import RejectedPlan
+    from engine.store.plans import PlanDraft
+
+
+@click.group()
+def plan() -> None:
+    """Check plans."""
+
+
+@plan.command()
+@click.argument("file", metavar="FILE|-")
+@click.option(
+    "--pool", "pool_name", default="local", show_default=True, metavar="NAME|FILE", help="Whose workers count."
+)
+@click.option("--lenient", is_flag=True, help="Accept readings that are guesses, with a note.")
+@click.option("--finish-reason", metavar="R", help="What the provider gave as the reason why the text ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON object.")
+def check(file: str, pool_name: str, lenient: bool, finish_reason: str | None, as_json: bool) -> int:
+    """Read the plan in FILE ('-': standard input) and say what it is, or everything that is wrong with it.
+
+    Ends with 0 for a valid plan and with 2 for an invalid one.
+    """
+    from activities.plan_text import read_plan
+    from engine.cli.contract import plan_object
+    from engine.cli.inputs import plan_text
+    from engine.plan import ParseOptions, parse_plan, plan_digest
+    from engine.store.planning import RejectedPlan
+    from worker_pools.pool import load_pool
+
+    pool = load_pool(pool_name)
+    text = plan_text(file)
+    read = read_plan(pool, text, lenient=lenient, finish_reason=finish_reason)
+    if isinstance(read, RejectedPlan):
+        if as_json:
+            options = ParseOptions(pool.worker_names, pool.policy.steps_max, lenient, finish_reason)
+            form = parse_plan(text, options).form
+            terminal.out_json(plan_object(None, form, read.notes, read.errors, None))
+        else:
+            _print_errors(file, read)
+        return ExitCode.BAD_INPUT
+    if as_json:
+        terminal.out_json(plan_object(read.plan, read.plan.form, read.plan.notes, (), plan_digest(read.plan)))
+    else:
+        _print_plan(read)
+    return ExitCode.OK
+
+
+def _print_plan(read: PlanDraft) -> None:
+    from engine.cli.tables import print_graph
+    from engine.plan import plan_digest
+
+    found = read.plan
+    print_graph([(step.worker, step.subtask, step.visible()) for step in found.steps])
+    for note in found.notes:
+        where = "" if note.position is None else f"step {note.position}: "
+        terminal.out(f"note: {where}{terminal.inert(note.text)} [{note.code}]")
+    count = len(found.steps)
+    terminal.out(f"valid: {count} step{'' if count == 1 else 's'}, form {found.form}, digest {plan_digest(found)}")
+
+
+def _print_errors(file: str, read: RejectedPlan) -> None:
+    name = "standard input" if file == "-" else file
+    for error in read.errors:
+        place = f"{name}:{error.line}:{error.column}" if error.line else name
+        terminal.err(f"error: {place}: {terminal.inert(error.text)} [{error.code}]")
+        if error.hint:
+            terminal.err(f"hint: {terminal.inert(error.hint)}")
+    for note in read.notes:
+        terminal.err(f"note: {terminal.inert(note.text)} [{note.code}]")

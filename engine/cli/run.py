@@ -1,0 +1,193 @@
+"""`podium run`: checks everything that a user handed in, then submits it and follows it to its end.
+
+Nothing is half done: task, pool, plan and keys are checked before any server is started or asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+import click
+
+from engine.cli import terminal
+from engine.errors import ExitCode, InputError
+
+if TYPE_CHECKING:
+    from engine.cli.session import Session
+    from engine.service import Submission
+    from engine.settings import Settings
+    from engine.store.runs import CreatedRun, NewRun
+    from worker_pools.pool import Pool, Worker
+
+LOCAL_REMARK: Final = (
+    "the pool `local` is a real but very small model (135 million parameters): it shows how Podium works, "
+    "its answers are often wrong; --pool FILE takes models of your own"
+)
+
+
+@dataclass(slots=True)
+class Job:
+    """What to do: the checked submission, and how to show it. ``run_id`` is set as soon as there is a run."""
+
+    settings: Settings
+    submission: Submission
+    detach: bool
+    as_json: bool
+    run_id: UUID | None = field(default=None)
+
+
+@click.command()
+@click.argument("task", required=False)
+@click.option("-f", "--file", "task_file", metavar="FILE", help="Read the task from a file ('-': standard input).")
+@click.option(
+    "--plan", "plan_file", metavar="FILE", help="Perform the plan in this file instead of asking a Conductor."
+)
+@click.option("--lenient", is_flag=True, help="Accept readings of the plan file that are guesses, with a note.")
+@click.option("--template", metavar="NAME", help="Perform a packaged plan, for example planner-executor-verifier.")
+@click.option("--pool", "pool_name", default="local", show_default=True, metavar="NAME|FILE", help="The models to use.")
+@click.option("--detach", is_flag=True, help="Do not wait: print the run's id and leave.")
+@click.option("--idempotency-key", metavar="KEY", help="A second run with the same key gives the first one.")
+@click.option("--json", "as_json", is_flag=True, help="Print the run as one JSON object.")
+def run(  # noqa: PLR0917  # click passes them by name
+    task: str | None,
+    task_file: str | None,
+    plan_file: str | None,
+    lenient: bool,
+    template: str | None,
+    pool_name: str,
+    detach: bool,
+    idempotency_key: str | None,
+    as_json: bool,
+) -> int:
+    """Run TASK: plan it, perform the plan, print the answer.
+
+    TASK may also come from --file or from a pipe. Ctrl-C leaves the run going on.
+    """
+    from engine.cli.inputs import STDIN, plan_text, task_bytes
+    from engine.service import Submission, prepare, read_task
+    from engine.settings import load_settings
+    from worker_pools.pool import load_pool
+
+    if plan_file is not None and template is not None:
+        raise InputError("plan-twice", "--plan and --template exclude each other", hint="give one of them")
+    if plan_file == STDIN and (task_file == STDIN or task in (None, STDIN)) and task_file in (None, STDIN):
+        raise InputError("stdin-twice", "task and plan cannot both come from standard input", hint="use a file for one")
+    settings = load_settings()
+    submission = Submission(
+        task=read_task(task_bytes(task, task_file)),
+        pool=load_pool(pool_name),
+        actor_id=settings.actor_id,
+        on_behalf_of=settings.on_behalf_of,
+        plan_text=None if plan_file is None else plan_text(plan_file),
+        template=template,
+        lenient=lenient,
+        idempotency_key=idempotency_key,
+    )
+    new = prepare(submission)
+    if settings.embedded:
+        require_keys(submission.pool, new)
+    return _perform(Job(settings, submission, detach=detach, as_json=as_json))
+
+
+def require_keys(pool: Pool, new: NewRun) -> None:
+    """Raises InputError `key-missing` unless every key that this run may need is here.
+
+    With a plan only its workers count; when the Conductor plans, it and all workers do.
+    """
+    from worker_pools.secrets import SecretStore
+
+    used: list[Worker] = list(pool.models)
+    if new.plan is not None:
+        names = dict.fromkeys(step.worker for step in new.plan.plan.steps)
+        used = [pool.worker(name) for name in names]
+    store = SecretStore()
+    for model in used:
+        if model.api_key is not None and store.get(model.api_key) is None:
+            where = f"the variable {model.api_key.env}" if model.api_key.env else f"the file {model.api_key.file}"
+            who = "the Conductor" if model is pool.conductor else f"worker {model.name}"
+            raise InputError(
+                "key-missing",
+                f"{where}, the key of {who}, is not set"
+                if model.api_key.env
+                else f"{where}, the key of {who}, is empty",
+                hint=f"export {model.api_key.env}=..." if model.api_key.env else "put the key on its first line",
+            )
+
+
+def _perform(job: Job) -> int:
+    from engine.cli.follow import detached_words
+    from engine.cli.session import run_async
+
+    try:
+        return run_async(_submit_and_follow(job))
+    except KeyboardInterrupt:
+        if job.run_id is None:
+            words, hint = "interrupted before the run was confirmed", "`podium list` shows whether there is one"
+        else:
+            words, hint = detached_words(job.run_id, embedded=job.settings.embedded), None
+        terminal.err(words if hint is None else f"{words}; {hint}")
+        if job.as_json:
+            from engine.cli.ending import error_object
+
+            terminal.out_json(error_object("interrupted", words, hint))
+        return ExitCode.INTERRUPTED
+
+
+async def _submit_and_follow(job: Job) -> int:
+    from engine.cli.contract import run_object
+    from engine.cli.follow import detached_words, exit_code, follow, say_how_it_ended
+    from engine.cli.session import open_session, quiet_status, secrets_here
+    from engine.cli.tables import print_result
+    from engine.cli.views import open_view
+    from engine.keeper.client import Needs
+    from engine.service import find_run
+
+    pool = job.submission.pool
+    needs = Needs(queues=pool.queues, secrets=secrets_here(pool), local_model=pool.needs_local_model)
+    if pool.needs_local_model and not job.as_json:
+        terminal.err(f"note: {LOCAL_REMARK}")
+    on_status = quiet_status() if job.as_json else terminal.err
+    async with open_session(job.settings, needs, on_status=on_status) as session:
+        created = await _create(job, session)
+        if created.existing and not job.as_json:
+            terminal.err(f"run {created.id} was created by an earlier request with this key")
+        if job.detach:
+            if job.as_json:
+                terminal.out_json(run_object(await find_run(session.database, str(created.id))))
+            else:
+                terminal.out(str(created.id))
+                terminal.err(detached_words(created.id, embedded=job.settings.embedded))
+            return ExitCode.OK
+        with open_view(as_json=job.as_json) as view:
+            progress = await follow(
+                session.database, created.id, view, patience_s=_patience_s(session), first_call=True
+            )
+        snapshot = await find_run(session.database, str(created.id))
+    print_result(snapshot, as_json=job.as_json)
+    say_how_it_ended(snapshot)
+    return exit_code(progress.state)
+
+
+async def _create(job: Job, session: Session) -> CreatedRun:
+    from engine.service import submit
+
+    client = await session.client()
+    task = asyncio.ensure_future(submit(session.database, client, job.submission))
+    try:
+        created = await asyncio.shield(task)
+    except asyncio.CancelledError:
+        # Ctrl-C meets a write of milliseconds: it is let finish, so that the user is told whether there is a run.
+        job.run_id = (await task).id
+        raise
+    job.run_id = created.id
+    return created
+
+
+def _patience_s(session: Session) -> float:
+    """Keys that were just handed over are found by waiting steps only a little later."""
+    from engine.cli.follow import PATIENCE_S
+
+    return PATIENCE_S if session.handed_over else 0.0

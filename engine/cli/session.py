@@ -1,0 +1,134 @@
+"""The way from a command to the servers: settings, keeper or remote services, database, Temporal, keys.
+
+A command must check all its input before it opens a session: opening one may start servers and make a home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from engine.cli import terminal
+from engine.errors import InputError, PodiumError
+from engine.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+    from engine.keeper.client import Needs, Services
+    from engine.store.database import Database
+    from worker_pools.pool import Pool
+    from worker_pools.secrets import SecretRef
+
+Result = TypeVar("Result")
+CONNECTIONS_MAX = 3
+
+
+@dataclass(slots=True)
+class Session:
+    """Open services. ``handed_over`` are the names of the secrets that this command gave to the keeper."""
+
+    settings: Settings
+    services: Services
+    database: Database
+    handed_over: frozenset[str] = frozenset()
+    _client: Client | None = field(default=None)
+
+    async def client(self) -> Client:
+        """Temporal, connected when first asked for."""
+        if self._client is None:
+            from engine.temporal_client import connect_temporal
+
+            self._client = await connect_temporal(self.services.temporal)
+        return self._client
+
+
+@asynccontextmanager
+async def open_session(
+    settings: Settings, needs: Needs, *, on_status: Callable[[str], None] | None = None
+) -> AsyncIterator[Session]:
+    """Opens the servers that the settings name, or starts the embedded ones.
+
+    In the embedded mode the keeper also gets what this environment holds of the keys that live runs wait for: after
+    a kill of everything any command brings the runs to their end.
+    """
+    from engine.keeper.client import Needs, open_services
+    from engine.store.database import Database
+
+    say = on_status or quiet_status()
+    async with AsyncExitStack() as stack:
+        services = await stack.enter_async_context(open_services(settings, needs, on_status=say))
+        database = Database(services.database_url, pool_size=CONNECTIONS_MAX)
+        stack.push_async_callback(database.close)
+        handed = dict(needs.secrets)
+        if services.embedded:
+            found = {name: value for name, value in (await _live_secrets(database)).items() if name not in handed}
+            if found:
+                handed |= found
+                more = Needs(secrets=found)
+                await stack.enter_async_context(open_services(settings, more, on_status=say))
+        yield Session(settings, services, database, frozenset(handed))
+
+
+def run_async(work: Coroutine[Any, Any, Result]) -> Result:
+    """Runs a command's coroutine; Ctrl-C cancels it and comes back as KeyboardInterrupt."""
+    return asyncio.run(work)
+
+
+def settings_for_reading(reference: str | None = None) -> Settings | None:
+    """The settings, or None where no home exists, so that looking at nothing starts no servers and makes no folder.
+
+    With a `reference` to a run InputError `run-unknown` is raised instead.
+    """
+    settings = load_settings()
+    if not settings.embedded or (settings.home / "version").exists():
+        return settings
+    if reference is None:
+        return None
+    raise InputError(
+        "run-unknown",
+        f"there is no run {reference}: {settings.home} does not exist yet",
+        hint="`podium run` makes it; PODIUM_HOME names another one",
+    )
+
+
+def quiet_status() -> Callable[[str], None]:
+    """Tells what the servers do to somebody who sits before a terminal, and to nobody else."""
+    return terminal.err if terminal.err_is_terminal() else _say_nothing
+
+
+def _say_nothing(_: str) -> None:
+    return
+
+
+def secrets_here(pool: Pool) -> Mapping[str, str]:
+    """The keys that a pool names by variable, as far as this environment holds them; the keeper reads files itself."""
+    from worker_pools.pool import required_secrets
+
+    return values_here(required_secrets(pool))
+
+
+def values_here(references: Iterable[SecretRef]) -> dict[str, str]:
+    """Values by name of the given secrets that are variables and set."""
+    from worker_pools.secrets import SecretStore
+
+    store = SecretStore()
+    found = ((reference.name, store.get(reference)) for reference in references if reference.env is not None)
+    return {name: value for name, value in found if value is not None}
+
+
+async def _live_secrets(database: Database) -> dict[str, str]:
+    from engine.store.watching import live_pool_documents
+    from worker_pools.pool import pool_from_document
+
+    found: dict[str, str] = {}
+    for document in await live_pool_documents(database):
+        try:
+            found |= secrets_here(pool_from_document(document))
+        except PodiumError:
+            # A pool of another version's run must not keep this command from its work.
+            continue
+    return found

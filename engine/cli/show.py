@@ -1,0 +1,43 @@
+"""`podium show`: everything about one run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from engine.cli import terminal
+from engine.errors import ExitCode
+
+if TYPE_CHECKING:
+    from engine.settings import Settings
+    from engine.store.snapshots import RunSnapshot
+
+
+@click.command()
+@click.argument("run_reference", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="Print the run as one JSON object.")
+def show(run_reference: str, as_json: bool) -> int:
+    """Show RUN (an id, the beginning of one, or 'last'): plan, steps, attempts, costs, answer."""
+    from engine.cli.contract import run_object
+    from engine.cli.session import run_async, settings_for_reading
+    from engine.cli.tables import print_run
+
+    settings = settings_for_reading(run_reference)
+    assert settings is not None
+    run = run_async(fetch_run(settings, run_reference))
+    if as_json:
+        terminal.out_json(run_object(run))
+    else:
+        print_run(run)
+    return ExitCode.OK
+
+
+async def fetch_run(settings: Settings, reference: str) -> RunSnapshot:
+    """Reads one run by id, prefix or `last`."""
+    from engine.cli.session import open_session
+    from engine.keeper.client import Needs
+    from engine.service import find_run
+
+    async with open_session(settings, Needs()) as session:
+        return await find_run(session.database, reference)

@@ -1,0 +1,197 @@
+"""The tables and texts that `run`, `watch`, `show` and `list` print for people. Must never read or decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from engine.cli import terminal
+from engine.cli.contract import plan_digest_of, run_object
+from engine.cli.render import (
+    STYLES,
+    between,
+    duration,
+    lanes,
+    local_time,
+    money,
+    positions,
+    preview,
+    show,
+    state_words,
+    tokens,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from engine.store.snapshots import AttemptSnapshot, RunLine, RunSnapshot, StepSnapshot
+
+# More lanes than that no terminal shows side by side; the column "reads" says the same.
+LANES_MAX: Final = 24
+DIGEST_CHARS: Final = 12
+
+
+def print_result(run: RunSnapshot, *, as_json: bool) -> None:
+    """What `run` and `watch` end with: the answer, then the table of steps; or the one object."""
+    if as_json:
+        terminal.out_json(run_object(run))
+        return
+    if run.answer is not None:
+        terminal.out(terminal.inert(run.answer))
+        terminal.out()
+    if run.steps:
+        show(steps_table(run))
+    terminal.out(summary(run))
+
+
+def print_run(run: RunSnapshot) -> None:
+    """Everything about a run."""
+    terminal.out(f"run     {run.id}")
+    terminal.out(f"state   {state_words(run.state, run.reason)}")
+    terminal.out(f"task    {preview(run.task, 200)}")
+    digest = plan_digest_of(run)
+    terminal.out(f"pool    {run.pool} ({run.pool_digest[:DIGEST_CHARS]})")
+    if digest is not None:
+        whence = {"conductor": "by the Conductor", "file": "from a file", "template": "from a template"}
+        terminal.out(f"plan    {whence.get(run.origin, run.origin)}, form {run.plan_form} ({digest[:DIGEST_CHARS]})")
+    terminal.out(f"made    {local_time(run.created_at)} by {run.actor_id}")
+    if run.steps:
+        terminal.out()
+        _print_rounds(run)
+        terminal.out()
+        show(steps_table(run))
+    terminal.out(summary(run))
+    _print_planning(run)
+    _print_failures(run)
+    for note in run.notes:
+        where = "" if note.get("position") is None else f"step {note['position']}: "
+        terminal.out(f"note: {where}{terminal.inert(str(note['text']))} [{note['code']}]")
+    if run.answer is not None:
+        terminal.out()
+        terminal.out(terminal.inert(run.answer))
+
+
+def _print_rounds(run: RunSnapshot) -> None:
+    for number in sorted({step.round for step in run.steps}):
+        steps = [step for step in run.steps if step.round == number]
+        if number:
+            terminal.out(f"round {number}")
+        print_graph([(step.worker, step.subtask or "", step.access) for step in steps])
+
+
+def print_graph(steps: Sequence[tuple[str, str, Sequence[int]]]) -> None:
+    """A plan as a graph: a line a step with its lanes, worker and subtask, for (worker, subtask, access) in order."""
+    drawn = lanes([access for _, _, access in steps]) if len(steps) <= LANES_MAX else [""] * len(steps)
+    wide = max(len(line) for line in drawn)
+    name = max(len(preview(worker, 24)) for worker, _, _ in steps)
+    for position, ((worker, subtask, _), line) in enumerate(zip(steps, drawn, strict=True)):
+        terminal.out(f"{position:>3} {line:<{wide}}  {preview(worker, 24):<{name}}  {preview(subtask)}".rstrip())
+
+
+def steps_table(run: RunSnapshot) -> Table:
+    """A line a step: worker, state, time, tokens, cost, attempts, what it could read."""
+    table = _table("step", "worker", "state", "time", "in", "out", "cost", "calls", "reads")
+    for step in run.steps:
+        table.add_row(
+            str(step.position) if not step.round else f"{step.round}/{step.position}",
+            preview(step.worker, 24),
+            _styled(step.state, step.reason),
+            duration(between(step.started_at, step.ended_at or (run.ended_at or run.read_at))),
+            tokens(_sum([attempt.input_tokens for attempt in step.attempts])),
+            tokens(_sum([attempt.output_tokens for attempt in step.attempts])),
+            _cost(step.attempts),
+            str(len(step.attempts)),
+            positions(step.access),
+        )
+    return table
+
+
+def runs_table(lines: Sequence[RunLine]) -> Table:
+    """A line a run, for `list`."""
+    table = _table("run", "state", "created", "pool", "cost", "task")
+    for line in lines:
+        table.add_row(
+            str(line.id),
+            _styled(line.state, line.reason),
+            local_time(line.created_at),
+            line.pool,
+            money(line.cost_usd),
+            preview(line.task_preview),
+        )
+    return table
+
+
+def summary(run: RunSnapshot) -> str:
+    """One line: state, time, tokens and cost of the whole run."""
+    took = duration(between(run.created_at, run.ended_at or run.read_at))
+    cost = money(run.cost_usd, complete=run.cost_complete)
+    return (
+        f"run {run.id} {state_words(run.state, run.reason)} after {took}, "
+        f"{tokens(run.input_tokens)} tokens in, {tokens(run.output_tokens)} out, cost {cost}"
+    )
+
+
+def _print_planning(run: RunSnapshot) -> None:
+    for attempt in run.planning:
+        code = f" ({attempt.error_code})" if attempt.error_code else ""
+        took = duration(between(attempt.started_at, attempt.ended_at))
+        counted = f"{tokens(attempt.input_tokens)} tokens in, {tokens(attempt.output_tokens)} out"
+        cost = money(attempt.cost_usd)
+        terminal.out(f"planning call {attempt.number}: {attempt.state}{code} in {took}, {counted}, cost {cost}")
+        _print_message(attempt)
+    for error in run.plan_errors if run.plan_json is None else ():
+        place = f"{error['line']}:{error['column']}: " if error.get("line") else ""
+        terminal.out(f"plan error: {place}{terminal.inert(str(error['text']))} [{error['code']}]")
+
+
+def _print_failures(run: RunSnapshot) -> None:
+    for step in run.steps:
+        for attempt in step.attempts:
+            if attempt.error_code is not None:
+                terminal.out(f"step {step.position}, attempt {attempt.number}: {attempt.state} ({attempt.error_code})")
+                _print_message(attempt)
+
+
+def _print_message(attempt: AttemptSnapshot) -> None:
+    if attempt.message:
+        terminal.out(f"    the provider said: {preview(attempt.message, 300)}")
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        right = column in {"step", "time", "in", "out", "cost", "calls"}
+        table.add_column(column, justify="right" if right else "left", no_wrap=column != "task")
+    return table
+
+
+def _styled(state: str, reason: str | None) -> Text:
+    from rich.text import Text
+
+    return Text(state_words(state, reason), STYLES.get(state, ""))
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _cost(attempts: Sequence[AttemptSnapshot]) -> str:
+    if not attempts:
+        return "-"
+    known = [attempt.cost_usd for attempt in attempts if attempt.cost_usd is not None]
+    if not known:
+        return "unknown"
+    total = known[0]
+    for cost in known[1:]:
+        total += cost
+    return money(total, complete=len(known) == len(attempts))
+
+
+def step_of(run: RunSnapshot, position: int, round_number: int | None) -> StepSnapshot | None:
+    """The step at a position of a round (the present one if not given); None where there is none."""
+    wanted = run.round if round_number is None else round_number
+    return next((step for step in run.steps if (step.round, step.position) == (wanted, position)), None)

@@ -1,0 +1,51 @@
+"""`podium up` and `podium down`: the keeper of the embedded servers in the foreground, and its end."""
+
+from __future__ import annotations
+
+import click
+
+from engine.cli import terminal
+from engine.errors import ExitCode, InputError, RefusedError
+from engine.settings import Settings, load_settings
+
+
+@click.command()
+def up() -> int:
+    """Keep the embedded servers, model and worker running until Ctrl-C or SIGTERM."""
+    from engine.cli.session import run_async
+    from engine.keeper.client import BUSY_EXIT
+    from engine.keeper.daemon import run_keeper
+
+    settings = _embedded()
+    code = run_async(run_keeper(settings, foreground=True, say=terminal.err))
+    if code == BUSY_EXIT:
+        raise RefusedError(
+            "keeper-running",
+            f"{settings.home} has a keeper already",
+            hint="`podium down` stops it; it also leaves by itself when nobody needs it",
+        )
+    return code
+
+
+@click.command()
+def down() -> int:
+    """Stop the embedded servers. Live runs stay on record and go on at the next command."""
+    from engine.cli.session import run_async
+    from engine.keeper.client import stop_keeper
+
+    settings = _embedded()
+    # A home that does not exist is not made only to find nothing in it.
+    stopped = (settings.home / "version").exists() and run_async(stop_keeper(settings.home))
+    terminal.err("stopped" if stopped else f"nothing was running in {settings.home}")
+    return ExitCode.OK
+
+
+def _embedded() -> Settings:
+    settings = load_settings()
+    if not settings.embedded:
+        raise InputError(
+            "servers-not-embedded",
+            "PODIUM_DATABASE_URL is set, so there are no embedded servers",
+            hint="unset it and PODIUM_TEMPORAL_ADDRESS, or start `podium worker` for your own servers",
+        )
+    return settings

@@ -1,0 +1,146 @@
+"""The two faces of progress, both on standard error: a table that redraws itself, or a line for each change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from engine.cli import terminal
+from engine.cli.follow import View, elapsed
+from engine.cli.render import STYLES, between, console, duration, positions, preview, state_words, tokens
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from engine.store.watching import RunProgress, StepProgress
+
+REDRAWS_PER_S: Final = 8.0
+
+
+class SilentView:
+    """Shows nothing."""
+
+    def update(self, progress: RunProgress) -> None:
+        """Nothing."""
+
+    def pieces(self, round_number: int, place: str, count: int) -> None:
+        """Nothing."""
+
+
+class PlainView:
+    """One line for each change of a state, for pipes and logs."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[int, str], str] = {}
+
+    def update(self, progress: RunProgress) -> None:
+        """Says what differs from the last time."""
+        planning = progress.planning
+        if planning is not None:
+            failed = f" ({planning.error_code})" if planning.error_code else ""
+            self._say(progress, "plan", f"planning call {planning.attempts} {planning.state}{failed}")
+        if progress.steps and (progress.round, "steps") not in self._said:
+            count = len(progress.steps)
+            self._say(progress, "steps", f"plan of {count} step{'' if count == 1 else 's'}")
+        for step in progress.steps:
+            if step.state == "pending":
+                continue
+            again = f", attempt {step.attempts}" if step.attempts > 1 else ""
+            self._say(
+                progress,
+                str(step.position),
+                f"step {step.position} {terminal.inert(step.worker)} {state_words(step.state, step.reason)}{again}",
+                took=between(step.started_at, step.ended_at),
+            )
+        self._say(progress, "run", f"run {state_words(progress.state, progress.reason)}")
+
+    def pieces(self, round_number: int, place: str, count: int) -> None:
+        """Nothing: a line for every few tokens would drown the rest."""
+
+    def _say(self, progress: RunProgress, subject: str, words: str, *, took: float | None = None) -> None:
+        key = (progress.round, subject)
+        if self._said.get(key) == words:
+            return
+        self._said[key] = words
+        after = "" if took is None else f" in {duration(took)}"
+        terminal.err(f"{elapsed(progress):>8}  {words}{after}")
+
+
+class LiveView:
+    """A table on the terminal that redraws itself."""
+
+    def __init__(self) -> None:
+        self._progress: RunProgress | None = None
+        self._pieces: dict[tuple[int, str], int] = {}
+
+    def update(self, progress: RunProgress) -> None:
+        """Takes the new state; it is drawn at the next redraw."""
+        self._progress = progress
+
+    def pieces(self, round_number: int, place: str, count: int) -> None:
+        """Takes the number of pieces that have arrived."""
+        self._pieces[round_number, place] = count
+
+    def __rich__(self) -> RenderableType:
+        """The picture of this moment."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        progress = self._progress
+        if progress is None:
+            return Text("")
+        head = Text(f"run {progress.id}  ")
+        head.append(state_words(progress.state, progress.reason), STYLES.get(progress.state, ""))
+        head.append(f"  {elapsed(progress)}", "dim")
+        table = Table(box=None, pad_edge=False, show_header=False)
+        planning = progress.planning
+        if planning is not None and not progress.steps:
+            table.add_row(
+                "plan",
+                "Conductor",
+                Text(planning.state, STYLES.get(planning.state, "")),
+                f"call {planning.attempts}" if planning.attempts > 1 else "",
+                self._arriving(progress.round, "plan", planning.state == "sent"),
+                duration(between(planning.sent_at, progress.read_at)) if planning.state == "sent" else "",
+            )
+        for step in progress.steps:
+            table.add_row(*self._row(progress, step))
+        return Group(head, table)
+
+    def _row(self, progress: RunProgress, step: StepProgress) -> list[str | Text]:
+        from rich.text import Text
+
+        running = step.state == "running"
+        return [
+            str(step.position),
+            Text(preview(step.worker, 24)),
+            Text(state_words(step.state, step.reason), STYLES.get(step.state, "")),
+            f"attempt {step.attempts}" if step.attempts > 1 else "",
+            self._arriving(step.round, str(step.position), running),
+            duration(between(step.started_at, step.ended_at or progress.read_at)) if step.started_at else "",
+            Text(f"reads {positions(step.reads)}" if step.reads else "", "dim"),
+        ]
+
+    def _arriving(self, round_number: int, place: str, running: bool) -> str:
+        count = self._pieces.get((round_number, place))
+        return f"{tokens(count)} tokens" if running and count else ""
+
+
+@contextmanager
+def open_view(*, as_json: bool) -> Iterator[View]:
+    """The view for this standard error; with `--json` progress is for terminals only."""
+    if not terminal.err_is_terminal():
+        yield SilentView() if as_json else PlainView()
+        return
+    from rich.live import Live
+
+    view = LiveView()
+    live = Live(
+        view, console=console(to_error=True), refresh_per_second=REDRAWS_PER_S, transient=True, redirect_stderr=True,
+        redirect_stdout=False,
+    )  # fmt: skip
+    with live:
+        yield view

@@ -1,0 +1,95 @@
+"""What in a text could be a plan, and which labelled lists belong together. Must never use a list twice or lend one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from engine.plan.findings import Findings
+from engine.plan.labels import Label
+from engine.plan.nodes import Node
+from engine.plan.plan import Form
+
+_BETWEEN_LISTS: Final = re.compile(r"[\s,;`*\"'{>-]*")
+
+
+@dataclass(slots=True)
+class LabelledList:
+    """One labelled value of the lists form; `node` is None if it could not be read."""
+
+    label: Label
+    node: Node | None
+    end: int
+    findings: Findings
+    unsure: bool = False
+
+
+@dataclass(slots=True)
+class Block:
+    """One candidate for a plan. `unsure` forbids that anything after it is taken instead.
+
+    `broken` tells that it could not be read; `sure_end` that no truncation can have shortened it.
+    """
+
+    form: Form | None
+    start: int
+    end: int
+    findings: Findings
+    node: Node | None = None
+    lists: dict[str, LabelledList] = field(default_factory=dict)
+    unsure: bool = False
+    sure_end: bool = True
+    fence_open: bool = False
+
+
+def group_parts(text: str, parts: list[Block | LabelledList]) -> list[Block]:
+    """Put labelled lists together into blocks; no list is ever used twice or borrowed from another block.
+
+    A block is closed as soon as it has its three lists, and a label that it already has begins the next one. Three
+    different lists that stand together, with nothing but punctuation between them, are always one block.
+    """
+    blocks: list[Block] = []
+    pending: Block | None = None
+    together = 0  # lists left of a run that belongs together
+    for index, part in enumerate(parts):
+        if isinstance(part, Block):
+            if pending is not None:
+                blocks.append(pending)
+                pending = None
+            blocks.append(part)
+            continue
+        name = part.label.name
+        if together == 0 and _stand_together(text, parts[index : index + 4]):
+            together = 3
+            if pending is not None:
+                blocks.append(pending)
+                pending = None
+        if pending is not None and name in pending.lists:
+            blocks.append(pending)
+            pending = None
+        if pending is None:
+            pending = Block("lists", part.label.start, part.end, Findings())
+        pending.lists[name] = part
+        pending.end = part.end
+        pending.unsure = pending.unsure or part.unsure
+        pending.findings.merge(part.findings)
+        together = max(0, together - 1)
+        if len(pending.lists) == 3:  # noqa: PLR2004 - model_id, subtasks, access_list
+            blocks.append(pending)
+            pending = None
+    if pending is not None:
+        blocks.append(pending)
+    return blocks
+
+
+def _stand_together(text: str, parts: list[Block | LabelledList]) -> bool:
+    """Whether exactly the first three parts are three different lists with only punctuation between them."""
+    run = [part for part in parts if isinstance(part, LabelledList)]
+    if len(parts) < 3 or len(run) < len(parts[:3]) or any(isinstance(part, Block) for part in parts[:3]):  # noqa: PLR2004 - three lists
+        return False
+    if len({part.label.name for part in run[:3]}) != 3:  # noqa: PLR2004 - three lists
+        return False
+    close = [_BETWEEN_LISTS.fullmatch(text, left.end, right.label.start) is not None for left, right in pairwise(run)]
+    return all(close[:2]) and not any(close[2:])
