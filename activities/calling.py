@@ -1,4 +1,4 @@
-"""Making one model call on behalf of an attempt: heartbeats, progress, and how it ended, as data.
+"""Making one model call on behalf of an attempt: progress, and how it ended, as data.
 
 Nothing here touches the record. A call ends in exactly one ``CallEnd``, also when it is cancelled from outside.
 """
@@ -6,8 +6,6 @@ Nothing here touches the record. A call ends in exactly one ``CallEnd``, also wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -18,6 +16,7 @@ from temporalio import activity
 
 from activities.context import ActivityContext
 from activities.failures import remedy_for, verdict_retries
+from engine.errors import UnavailableError
 from engine.plan.clean import clean_text
 from engine.store.artifacts import ArtifactDraft, text_draft
 from engine.store.attempts import Place
@@ -28,6 +27,8 @@ from worker_pools.pool import Worker
 from worker_pools.prices import cost_usd
 
 FREE = Decimal(0)
+# Larger texts are worked on in a thread, so that the calls of other runs are not held up.
+LARGE_CHARS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,23 @@ class CallEnd:
 async def make_call(context: ActivityContext, plan: CallPlan) -> CallEnd:
     """Calls the model once; never raises for anything that can happen to a call."""
     try:
-        async with _heartbeats(context.heartbeat_interval_s):
-            reply = await _send(context, plan)
+        reply = await _send(context, plan)
     except CallFailed as failure:
         return _failed(plan, failure)
+    except UnavailableError:
+        # The embedded model server did not start: the same as a provider that nobody reaches.
+        return _failed(plan, CallFailed("connection-failed", sent=False))
     except asyncio.CancelledError:
         return _interrupted()
+    if len(reply.text) + len(reply.reasoning) > LARGE_CHARS:
+        return await asyncio.to_thread(_answered, plan, reply)
     return _answered(plan, reply)
+
+
+def not_called() -> CallEnd:
+    """The end of a call that was not made because the activity was cancelled just before it: it cost nothing."""
+    end = _interrupted()
+    return replace(end, result=replace(end.result, cost_usd=FREE))
 
 
 async def _send(context: ActivityContext, plan: CallPlan) -> ModelReply:
@@ -157,20 +168,6 @@ def _interrupted() -> CallEnd:
     if details is not None and details.worker_shutdown:
         return CallEnd(AttemptResult("unknown", "worker-shutdown"), retry=True, interrupted=True)
     return CallEnd(AttemptResult("unknown", "lease-lost"), retry=True, interrupted=True)
-
-
-@contextlib.asynccontextmanager
-async def _heartbeats(interval_s: float) -> AsyncIterator[None]:
-    async def beat() -> None:
-        while True:
-            activity.heartbeat()
-            await asyncio.sleep(interval_s)
-
-    task = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        task.cancel()
 
 
 def _milliseconds(seconds: float | None) -> int | None:

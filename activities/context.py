@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from activities.heartbeat import HeartbeatPace
 from activities.progress import ProgressBoard
 from engine.store.database import Database
 from engine.store.inputs import read_pool_document
@@ -36,7 +37,7 @@ class ActivityContext:
     process_id: UUID
     progress: ProgressBoard
     local_endpoint: Callable[[], Awaitable[LocalEndpoint]]
-    heartbeat_interval_s: float
+    pace: HeartbeatPace = field(default_factory=HeartbeatPace)
     _pools: OrderedDict[str, Pool] = field(default_factory=OrderedDict)
     _adapters: dict[str, ModelAdapter] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)

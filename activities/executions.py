@@ -17,16 +17,18 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.plan_text import step_specs
+from activities.plan_text import planned_specs, step_specs
 from engine import contracts
 from engine.contracts import RunRequest
 from engine.errors import BugError, UnavailableError
 from engine.store.database import Database
 from engine.store.inputs import read_pool_document, read_steps
+from engine.store.plans import left_out
+from engine.store.runs import NewRun
 from engine.store.settling import Settlement, settle_run
 from engine.store.states import RUN_LIVE, STEP_HAS_OUTPUT
 from engine.store.tables import Plan, Run
-from worker_pools.pool import pool_from_document
+from worker_pools.pool import Pool, pool_from_document
 
 WORKFLOW_LOST = "workflow-lost"
 _log = logging.getLogger(__name__)
@@ -43,7 +45,11 @@ class LiveRun:
 
 async def start_execution(database: Database, client: Client, run_id: UUID) -> bool:
     """Starts the run's present execution; False if it was there already. What it needs is read from the database."""
-    request = await execution_request(database, run_id)
+    return await start_workflow(client, await execution_request(database, run_id))
+
+
+async def start_workflow(client: Client, request: RunRequest) -> bool:
+    """Starts the workflow of an execution; False if it was there already."""
     try:
         await client.start_workflow(
             contracts.WORKFLOW_TYPE,
@@ -59,6 +65,25 @@ async def start_execution(database: Database, client: Client, run_id: UUID) -> b
     except RPCError as error:
         raise temporal_unreachable(error) from None
     return True
+
+
+def first_request(new: NewRun, pool: Pool) -> RunRequest:
+    """The first execution's input as ``execution_request`` would read it back, for the submitter that just wrote it."""
+    if new.plan is None:
+        return RunRequest(
+            run_id=str(new.id),
+            execution=1,
+            deadline_s=new.deadline_s,
+            plan_queue=contracts.pool_queue(pool.conductor.queue),
+            plan_call_s=pool.conductor.timeouts.call_s,
+        )
+    return RunRequest(
+        run_id=str(new.id),
+        execution=1,
+        steps=planned_specs(pool, new.plan),
+        skipped=list(left_out(new.plan)),
+        deadline_s=new.deadline_s,
+    )
 
 
 async def execution_request(database: Database, run_id: UUID) -> RunRequest:
@@ -124,8 +149,12 @@ async def _reconcile_run(database: Database, client: Client, run: LiveRun) -> bo
     if status is None and run.execution_seen < run.execution:
         # Never seen alive: its submitter died between writing the run and starting the workflow.
         return await start_execution(database, client, run.id)
-    settled = await settle_run(database, Settlement(run.id, run.execution, "failed", WORKFLOW_LOST))
-    return settled.code == WORKFLOW_LOST
+    ending = Settlement(run.id, run.execution, "failed", WORKFLOW_LOST)
+    if status == WorkflowExecutionStatus.CANCELED:
+        # Its own settling was lost; what was asked for is known all the same.
+        ending = Settlement(run.id, run.execution, "cancelled", "cancelled")
+    settled = await settle_run(database, ending)
+    return (settled.state, settled.code) == (ending.state, ending.code)
 
 
 async def _live_runs(database: Database) -> list[LiveRun]:

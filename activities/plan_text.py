@@ -8,7 +8,7 @@ from dataclasses import replace
 from engine.contracts import StepSpec
 from engine.graph import PlanGraph
 from engine.plan import ParseOptions, Plan, PlanError, PlanNote, parse_plan, render_plan
-def fill_template(*a): raise NotImplementedError  # TMP
+from engine.plan.template import fill_template
 from engine.store.inputs import StoredStep
 from engine.store.planning import RejectedPlan
 from engine.store.plans import PlanDraft, StepRoute
@@ -60,6 +60,15 @@ def step_specs(pool: Pool, steps: Iterable[StoredStep]) -> list[StepSpec]:
     return [
         StepSpec(step.position, list(step.reads), step.queue, pool.worker(step.worker).timeouts.call_s)
         for step in steps
+    ]
+
+
+def planned_specs(pool: Pool, draft: PlanDraft) -> list[StepSpec]:
+    """The same for a plan that has just been stored."""
+    workers = [pool.worker(step.worker) for step in draft.plan.steps]
+    return [
+        StepSpec(step.position, list(step.visible()), worker.queue, worker.timeouts.call_s)
+        for step, worker in zip(draft.plan.steps, workers, strict=True)
     ]
 
 

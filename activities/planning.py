@@ -8,14 +8,16 @@ from uuid import UUID
 
 from temporalio import activity
 
-from activities.calling import CallEnd, CallPlan, make_call
+from activities.calling import CallEnd, CallPlan, make_call, not_called
 from activities.context import ActivityContext
 from activities.guard import guarded
 from activities.plan_text import read_plan, step_specs, template_draft
 from activities.prompts import new_nonce, render_plan_request
 from activities.secrets_gate import require_secret
-from activities.steps import make_opening, raise_if_unfinished
+from activities.steps import make_opening, raise_if_unfinished, rendered
+from activities.transactions import record, to_its_end
 from engine.contracts import PlanReceipt, PlanRequest
+from engine.errors import InputError
 from engine.store.attempts import Closing, Fence, Place, Ruling, open_attempt
 from engine.store.inputs import PlanInputs, read_plan_inputs, read_steps
 from engine.store.planning import RejectedPlan, close_planning_attempt
@@ -34,6 +36,10 @@ class PlanActivities:
     @guarded
     async def plan_task(self, request: PlanRequest) -> PlanReceipt:
         """Opens a planning attempt, calls the Conductor, stores the plan or everything that was wrong with it."""
+        async with self._context.pace.beating():
+            return await self._plan(request)
+
+    async def _plan(self, request: PlanRequest) -> PlanReceipt:
         context = self._context
         place = Place(UUID(request.run_id), request.round, None)
         fence = Fence(request.execution, request.dispatch, activity.info().attempt)
@@ -41,19 +47,22 @@ class PlanActivities:
         pool = await context.pool(inputs.pool_digest)
         conductor = pool.conductor
         await require_secret(context, place, conductor)
-        prompt = render_plan_request(pool, inputs, new_nonce())
+        prompt = await rendered(inputs, lambda: render_plan_request(pool, inputs, new_nonce()))
         opening = make_opening(context, place, fence, conductor, prompt)
-        ruling = await open_attempt(context.database, opening)
+        ruling, cancelled = await to_its_end(open_attempt(context.database, opening))
         if ruling.verdict == "call":
             schema = _schema(pool) if conductor.structured_output == "json-schema" else None
-            end = await make_call(context, CallPlan(place, opening.attempt_id, conductor, prompt.messages, schema))
-            ruling = await asyncio.shield(self._close(place, opening.attempt_id, pool, inputs, end))
+            plan = CallPlan(place, opening.attempt_id, conductor, prompt.messages, schema)
+            end = not_called() if cancelled else await make_call(context, plan)
+            ruling = await record(lambda: self._close(place, opening.attempt_id, pool, inputs, end))
             if ruling.code != "plan-invalid" or ruling.verdict != "retry":
                 raise_if_unfinished(ruling, end)
         return await self._receipt(place, pool, ruling)
 
     async def _close(self, place: Place, attempt: UUID, pool: Pool, inputs: PlanInputs, end: CallEnd) -> Ruling:
-        planned = None if end.text is None else await asyncio.to_thread(_read, pool, end)
+        planned, fallback = None, None
+        if end.text is not None:
+            planned, fallback = await asyncio.to_thread(_read, pool, end, inputs.task.text)
         closing = Closing(
             place=place,
             attempt_id=attempt,
@@ -67,7 +76,7 @@ class PlanActivities:
             self._context.database,
             closing,
             planned,
-            fallback=_fallback(pool, inputs.task.text),
+            fallback=fallback,
             repairs_max=pool.policy.plan_repairs_max,
         )
 
@@ -86,10 +95,12 @@ class PlanActivities:
         return PlanReceipt("failed", ruling.code)
 
 
-def _read(pool: Pool, end: CallEnd) -> PlanDraft | RejectedPlan:
-    return read_plan(
+def _read(pool: Pool, end: CallEnd, task: str) -> tuple[PlanDraft | RejectedPlan, PlanDraft | None]:
+    """What the Conductor's text is, and the pool's template for the case that it is no plan."""
+    planned = read_plan(
         pool, end.raw_text or "", finish_reason=end.result.finish_reason, output_tokens=end.result.output_tokens
     )
+    return planned, _fallback(pool, task) if isinstance(planned, RejectedPlan) else None
 
 
 def _schema(pool: Pool) -> dict[str, Any]:
@@ -104,4 +115,10 @@ def _schema(pool: Pool) -> dict[str, Any]:
 
 def _fallback(pool: Pool, task: str) -> PlanDraft | None:
     name = pool.policy.on_invalid_plan
-    return None if name == "fail" else template_draft(pool, name, task)
+    if name == "fail":
+        return None
+    try:
+        return template_draft(pool, name, task)
+    except InputError:
+        # A template that does not fit the pool (too many steps) is no way out; the run fails with the plan's errors.
+        return None

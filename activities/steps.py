@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from uuid import UUID
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.calling import CallEnd, CallPlan, make_call
+from activities.calling import LARGE_CHARS, CallEnd, CallPlan, make_call, not_called
 from activities.context import ActivityContext
 from activities.guard import guarded
-from activities.prompts import Prompt, new_nonce, render_step
+from activities.prompts import Prompt, input_chars, new_nonce, render_step
 from activities.secrets_gate import require_secret
+from activities.transactions import record, to_its_end
 from engine.contracts import StepReceipt, StepRequest, attempt_id
 from engine.ledger.commitment import PROMPT_DOMAIN, commitment
 from engine.store.artifacts import JSON, ArtifactDraft
 from engine.store.attempts import Closing, Fence, Opening, Place, Ruling, close_step_attempt, open_attempt
 from engine.store.ids import artifact_id
-from engine.store.inputs import read_step_inputs
+from engine.store.inputs import PlanInputs, StepInputs, read_step_inputs
 from worker_pools.pool import Worker
 from worker_pools.prices import worst_case_usd
 
@@ -33,6 +35,10 @@ class StepActivities:
     @guarded
     async def perform_step(self, request: StepRequest) -> StepReceipt:
         """Opens an attempt, calls the model with no transaction open, closes the attempt."""
+        async with self._context.pace.beating():
+            return await self._perform(request)
+
+    async def _perform(self, request: StepRequest) -> StepReceipt:
         context = self._context
         place = Place(UUID(request.run_id), request.round, request.position)
         fence = Fence(request.execution, request.dispatch, activity.info().attempt)
@@ -40,12 +46,13 @@ class StepActivities:
         pool = await context.pool(inputs.pool_digest)
         worker = pool.worker(inputs.worker)
         await require_secret(context, place, worker)
-        prompt = render_step(pool, inputs, new_nonce())
+        prompt = await rendered(inputs, lambda: render_step(pool, inputs, new_nonce()))
         opening = make_opening(context, place, fence, worker, prompt)
-        ruling = await open_attempt(context.database, opening)
+        ruling, cancelled = await to_its_end(open_attempt(context.database, opening))
         # Now it is durable that a call may happen; a crash from here on leaves an attempt that counts as unknown.
         if ruling.verdict == "call":
-            end = await make_call(context, CallPlan(place, opening.attempt_id, worker, prompt.messages))
+            plan = CallPlan(place, opening.attempt_id, worker, prompt.messages)
+            end = not_called() if cancelled else await make_call(context, plan)
             closing = Closing(
                 place=place,
                 attempt_id=opening.attempt_id,
@@ -55,11 +62,16 @@ class StepActivities:
                 attempts_max=worker.attempts_max,
                 ends_run=request.ends_run,
             )
-            # Shielded: what a call cost is recorded also while the activity is being cancelled.
-            ruling = await asyncio.shield(close_step_attempt(context.database, closing))
+            # What a call cost is recorded also while the activity is being cancelled.
+            ruling = await record(lambda: close_step_attempt(context.database, closing))
             # Now it is durable that this step has this output; a crash from here on repeats nothing.
             raise_if_unfinished(ruling, end)
         return _receipt(ruling)
+
+
+async def rendered(inputs: StepInputs | PlanInputs, render: Callable[[], Prompt]) -> Prompt:
+    """The prompt; a large one is rendered in a thread, so that the calls of other runs are not held up."""
+    return await asyncio.to_thread(render) if input_chars(inputs) > LARGE_CHARS else render()
 
 
 def make_opening(context: ActivityContext, place: Place, fence: Fence, worker: Worker, prompt: Prompt) -> Opening:

@@ -8,6 +8,7 @@ The stubs carry the registered names; the worker registers the real functions of
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
@@ -25,9 +26,14 @@ WORKFLOW_TASK_TIMEOUT = timedelta(seconds=2)
 STICKY_QUEUE_TIMEOUT = timedelta(seconds=1)
 # Short heartbeats and a loaded worker do not go together (temporal.md: 1,000 calls in flight, 2 s: 247 repeats).
 HEARTBEAT_TIMEOUT = timedelta(seconds=10)
-HEARTBEAT_INTERVAL_S = 2.0
-# Temporal's limit for one try of an activity is above every limit of ours, so that our error comes first.
-CALL_MARGIN_S = 60.0
+# A cancellation reaches a call with its next heartbeat, so they are short; a process with many calls in flight beats
+# less often, so that heartbeats never become a load of their own (each is a write in Temporal's database).
+HEARTBEAT_INTERVAL_MIN_S = 1.0
+HEARTBEAT_INTERVAL_MAX_S = 6.0
+HEARTBEATS_A_SECOND_MAX = 100
+# Temporal's limit for one try of an activity is above every limit of ours, so that our error comes first. The margin
+# is long because an answer that was paid for waits for a database that is away rather than being bought again.
+CALL_MARGIN_S = 900.0
 # After this long in a queue that nobody polls, the step is shown as waiting for a worker.
 NO_WORKER_TIMEOUT = timedelta(seconds=60)
 BOOKKEEPING_TIMEOUT = timedelta(seconds=30)
@@ -49,6 +55,14 @@ def pool_queue(queue: str) -> str:
 def workflow_id(run_id: str, execution: int) -> str:
     """The id of the workflow that carries one execution of a run."""
     return f"run-{run_id}.{execution}"
+
+
+def run_of_workflow(workflow: str) -> tuple[str, int] | None:
+    """The run id and execution that a workflow id stands for; None if it is none of ours."""
+    run_id, _, execution = workflow.removeprefix("run-").rpartition(".")
+    with suppress(ValueError):
+        return str(UUID(run_id)), int(execution)
+    return None
 
 
 def attempt_id(run_id: UUID, *, round: int, position: int | None, execution: int, dispatch: int, attempt: int) -> UUID:  # noqa: A002  # `round` is the field's word

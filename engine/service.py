@@ -12,7 +12,7 @@ from uuid import UUID
 
 from temporalio.client import Client
 
-from activities.executions import start_execution
+from activities.executions import first_request, start_workflow
 from activities.plan_text import read_plan, template_draft
 from engine.errors import InputError, UnavailableError
 from engine.plan import PlanError
@@ -85,7 +85,7 @@ async def submit(database: Database, client: Client, submission: Submission) -> 
     # Now the run is durable: if we die here or Temporal is away, the reconciler of any worker starts it.
     if not created.existing:
         with contextlib.suppress(UnavailableError):
-            await start_execution(database, client, created.id)
+            await start_workflow(client, first_request(new, submission.pool))
     return created
 
 

@@ -69,7 +69,8 @@ def _runtime() -> Runtime:
     """One runtime a process, whose own log lines stay quiet: what matters is on our record."""
     if not _runtimes:
         telemetry = TelemetryConfig(logging=LoggingConfig(TelemetryFilter(core_level="ERROR", other_level="ERROR")))
-        _runtimes.append(Runtime(telemetry=telemetry))
+        # The SDK's worker heartbeats would tell Temporal this host's name and process id.
+        _runtimes.append(Runtime(telemetry=telemetry, worker_heartbeat_interval=None))
     return _runtimes[0]
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType, is_cancelled_exception  # noqa: A004  # Temporal's
 
 with workflow.unsafe.imports_passed_through():
@@ -66,9 +66,14 @@ class RunWorkflow:
         self._wakes += 1
 
     @workflow.run
-    async def run(self, request: RunRequest) -> RunResult:
-        """Plans if there is no plan, runs the steps, settles. Every end of a run passes through here."""
+    async def run(self, raw: RawValue) -> RunResult:
+        """Plans if there is no plan, runs the steps, settles. Every end of a run passes through here.
+
+        ``raw`` is a RunRequest. It is read in here: what the SDK cannot read it refuses without end.
+        """
+        request = RunRequest(*_own_run())
         try:
+            request = workflow.payload_converter().from_payload(raw.payload, RunRequest)
             ended = await self._interpret(request)
         except asyncio.CancelledError:
             ended = _Ended("cancelled", "cancelled")
@@ -87,12 +92,16 @@ class RunWorkflow:
             tasks.append(asyncio.create_task(_deadline(request.deadline_s)))
         try:
             await workflow.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            in_time = work.done()
         finally:
             for task in tasks:
                 task.cancel()
             # Only after the calls in flight have been settled by their own activities is the run settled.
             await _finish(tasks)
-        return tasks[-1].result() if work.cancelled() else work.result()
+        if in_time or _succeeded(work):
+            return work.result()
+        # A call that the deadline stopped ends in ways of its own (a cancelled activity); they decide nothing here.
+        return tasks[-1].result()
 
     async def _plan_and_perform(self, request: RunRequest) -> _Ended:
         try:
@@ -147,7 +156,7 @@ class RunWorkflow:
                         sole = len(done) == graph.size - 1
                         tasks[position] = asyncio.create_task(self._perform(request, steps[position], ends_run=sole))
                 if not tasks:
-                    return failure or _Ended("succeeded")
+                    return failure or _all_done(graph, done)
                 await workflow.wait(list(tasks.values()), return_when=asyncio.FIRST_COMPLETED)
                 for position in [position for position, task in tasks.items() if task.done()]:
                     receipt = tasks.pop(position).result()
@@ -229,6 +238,29 @@ async def _finish(tasks: Sequence[asyncio.Task[Any]]) -> None:
             await asyncio.shield(asyncio.ensure_future(workflow.wait(pending)))
         except asyncio.CancelledError:
             continue
+    for task in tasks:
+        if not task.cancelled():
+            # Looked at, so that asyncio does not complain of an exception that nobody asked for.
+            task.exception()
+
+
+def _own_run() -> tuple[str, int]:
+    """The run that this workflow stands for by its id, for the case that its input cannot be read."""
+    own = contracts.run_of_workflow(workflow.info().workflow_id)
+    if own is None:
+        raise ApplicationError("bug-workflow-id", type="bug-workflow-id", non_retryable=True)
+    return own
+
+
+def _succeeded(work: asyncio.Task[_Ended]) -> bool:
+    return not work.cancelled() and work.exception() is None and work.result().state == "succeeded"
+
+
+def _all_done(graph: PlanGraph, done: Collection[int]) -> _Ended:
+    """Nothing runs and nothing is ready: the run has succeeded, if every step is accounted for."""
+    if graph.size == 0 or len(done) < graph.size:
+        return _Ended("failed", "bug-steps-left")
+    return _Ended("succeeded")
 
 
 async def _deadline(seconds: float) -> _Ended:

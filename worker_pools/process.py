@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import select
 from temporalio.client import Client
@@ -27,7 +28,7 @@ from activities.planning import PlanActivities
 from activities.progress import ProgressBoard
 from activities.steps import StepActivities
 from engine import contracts
-from engine.errors import PodiumError
+from engine.errors import PodiumError, UnavailableError
 from engine.settings import TemporalSettings
 from engine.store.cluster import remember_cluster
 from engine.store.database import Database
@@ -86,6 +87,7 @@ class WorkerProcess:
     _model_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _closed: bool = False
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def start(self) -> None:
         """Connects, checks that the two stores belong together, takes over from dead predecessors, starts polling."""
@@ -103,7 +105,6 @@ class WorkerProcess:
             process_id=self.identity.id,
             progress=ProgressBoard(self.database),
             local_endpoint=self.local_endpoint,
-            heartbeat_interval_s=contracts.HEARTBEAT_INTERVAL_S,
         )
         orphans = await register_process(self.database, self.identity)
         self._start_worker(contracts.WORKFLOW_QUEUE)
@@ -111,10 +112,10 @@ class WorkerProcess:
         if self.options.all_queues:
             await self._follow_live_runs()
         await asyncio.gather(*(self._fail_orphan(orphan) for orphan in orphans))
-        self._tasks.append(asyncio.create_task(self.context.progress.run()))
-        self._tasks.append(asyncio.create_task(self._reconcile_forever()))
+        self._keep(self.context.progress.run())
+        self._keep(self._reconcile_forever())
         if self.options.all_queues:
-            self._tasks.append(asyncio.create_task(self._follow_forever()))
+            self._keep(self._follow_forever())
 
     def ensure_queues(self, queues: Iterable[str]) -> None:
         """Polls these pool queues too."""
@@ -133,20 +134,26 @@ class WorkerProcess:
 
     async def run(self) -> None:
         """Returns when ``stop`` was asked for; raises what a poller died of."""
-        stopping = asyncio.create_task(self._stopping.wait())
         try:
             while not self._stopping.is_set():
-                done, _ = await asyncio.wait([stopping, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-                for task in done - {stopping}:
+                # Woken by every task that ends, those of queues that were added meanwhile included.
+                self._stirred.clear()
+                for task in [task for task in self._tasks if task.done()]:
                     task.result()
-                    self._tasks.remove(task)  # type: ignore[arg-type]  # only our own tasks are left in it
+                    self._tasks.remove(task)
+                await self._stirred.wait()
         finally:
-            stopping.cancel()
             await self.shut_down()
 
     def stop(self) -> None:
         """Asks ``run`` to end: calls in flight get the grace period, then they are handed back."""
         self._stopping.set()
+        self._stirred.set()
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._stirred.set())
+        self._tasks.append(task)
 
     def _start_worker(self, queue: str) -> None:
         keeps_books = queue == contracts.WORKFLOW_QUEUE
@@ -162,12 +169,14 @@ class WorkerProcess:
                 restrictions=SandboxRestrictions.default.with_passthrough_modules(*_PASSED_THROUGH)
             ),
             max_concurrent_activities=self.options.calls_max,
+            # How often a call beats is decided by our own pace; the SDK would hold beats back for 8 s.
+            max_heartbeat_throttle_interval=timedelta(seconds=contracts.HEARTBEAT_INTERVAL_MIN_S / 2),
             graceful_shutdown_timeout=timedelta(seconds=self.options.grace_s),
             sticky_queue_schedule_to_start_timeout=contracts.STICKY_QUEUE_TIMEOUT,
             identity=f"podium-{self.identity.id}",
         )
         self._workers[queue] = worker
-        self._tasks.append(asyncio.create_task(worker.run()))
+        self._keep(worker.run())
 
     async def _fail_orphan(self, orphan: OrphanedAttempt) -> None:
         """Tells Temporal now that a dead process's call failed, instead of waiting for its heartbeat to be missed."""
@@ -188,6 +197,9 @@ class WorkerProcess:
                 await reconcile(self.database, self.client)
             except PodiumError:
                 _log.warning("the reconciler could not reach a service; it tries again")
+            except Exception:  # noqa: BLE001  # logged with its trace
+                # The model calls of this process are worth more than one pass of the reconciler.
+                _log.exception("the reconciler failed; it tries again")
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def _follow_forever(self) -> None:
@@ -202,7 +214,13 @@ class WorkerProcess:
                 await connection.scalars(select(Run.pool_digest).where(Run.state.in_(RUN_LIVE)).distinct())
             ).all()
         for digest in digests:
-            self.ensure_queues((await self.context.pool(digest)).queues)
+            try:
+                self.ensure_queues((await self.context.pool(digest)).queues)
+            except UnavailableError:
+                raise
+            except Exception:  # noqa: BLE001  # logged with its trace
+                # A pool that this version cannot read is the trouble of its runs, not of all others.
+                _log.exception("the queues of a pool could not be found out")
 
     async def has_live_runs(self) -> bool:
         """Whether any run has not ended."""
@@ -216,6 +234,8 @@ class WorkerProcess:
         self._closed = True
         if not hasattr(self, "context"):
             # The start did not get far enough for anything else to be there.
+            if hasattr(self, "database"):
+                await self.database.close()
             return
         await asyncio.gather(*(worker.shutdown() for worker in self._workers.values()), return_exceptions=True)
         for task in self._tasks:

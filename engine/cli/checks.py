@@ -79,7 +79,7 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _home(path: Path) -> Check:
+def _home(path: Path) -> Check:  # noqa: PLR0911  # a list of cases, one after the other
     try:
         status = path.stat()
     except FileNotFoundError:

@@ -5,6 +5,8 @@ Only looks, with one exception that is asked for by name: `--adopt-temporal`. It
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from engine.cli import terminal
@@ -18,9 +20,7 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
-@click.option(
-    "--pool", "pool_names", multiple=True, metavar="NAME|FILE", help="Check this pool's keys too; repeatable."
-)
+@click.option("--pool", "pool_names", multiple=True, metavar="NAME|FILE", help="Check this pool's keys; repeatable.")
 @click.option("--adopt-temporal", is_flag=True, help="Accept the Temporal cluster in use when the old one is gone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON object.")
 def doctor(pool_names: tuple[str, ...], adopt_temporal: bool, as_json: bool) -> int:

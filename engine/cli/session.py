@@ -90,7 +90,7 @@ def settings_for_reading(reference: str | None = None) -> Settings | None:
         return None
     raise InputError(
         "run-unknown",
-        f"there is no run {reference}: {settings.home} does not exist yet",
+        f"there are no runs yet: {settings.home} does not exist",
         hint="`podium run` makes it; PODIUM_HOME names another one",
     )
 

@@ -177,11 +177,13 @@ def failure(code: str, output: str, path: Path) -> PodiumError:
     """What the output of one of PostgreSQL's programs means for a user, in one line."""
     if "No space left on device" in output or disk_is_full(path):
         return explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if "FATAL" in line or "PANIC" in line or "error" in line] or lines[-1:]
+    # Without the time and process id in front.
+    lines = [line[max(line.find("FATAL:"), line.find("PANIC:"), 0) :].strip() for line in output.splitlines()]
+    telling = [line for line in lines if line.startswith(("FATAL", "PANIC")) or "error:" in line]
+    cause = (telling or [line for line in lines[-1:] if line] or ["it said nothing"])[0]
     return UnavailableError(
         code,
-        f"PostgreSQL did not start: {telling[0][:300] if telling else 'it said nothing'}",
+        f"PostgreSQL did not start: {cause[:300]}",
         hint="`podium doctor` looks further; or set PODIUM_DATABASE_URL to a server of your own",
     )
 

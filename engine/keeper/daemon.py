@@ -192,8 +192,7 @@ class Keeper:
         self._provide(message)
         temporal = self._servers.temporal
         await send(
-            writer,
-            {"ready": {"database_url": self._servers.postgres.url, "temporal_address": temporal.address}},
+            writer, {"ready": {"database_url": self._servers.postgres.url, "temporal_address": temporal.address}}
         )
         # The client is here as long as its end of the socket is open; nothing else is said.
         await reader.read()

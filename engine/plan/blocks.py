@@ -238,7 +238,9 @@ class BlockFinder:
             part.unsure = True
             return self._after_unsure(label.start, len(self._text) if scanner.truncated else scanner.pos)
         part.end = scanner.pos
-        part.unsure = scanner.unsure
+        if scanner.unsure:
+            part.unsure = True
+            return self._after_unsure(label.start, part.end)
         surplus = _SURPLUS.match(self._text, part.end)
         if surplus is not None:
             part.unsure = True

@@ -22,7 +22,7 @@ ERRORS_MAX: Final = 64
 LISTS_MAX: Final = 256
 """Labelled lists, or blocks of other forms, read in one text."""
 
-ATTEMPTS_MAX: Final = 4096
+ATTEMPTS_MAX: Final = 2048
 """Places in one text at which a JSON value is tried."""
 
 STARTS_MAX: Final = 20_000

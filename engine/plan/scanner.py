@@ -29,6 +29,8 @@ _STRING_PREFIX: Final = re.compile("[rbuf]{1,2}['\u2018\u2019]", re.IGNORECASE)
 # One surplus mark between a closing quote and the comma or bracket that should follow it (G1-02).
 _STRAY_MARK: Final = re.compile(r"(?:[.!?;:…]{1,3}[\"”\u2019']?|[\"”\u2019'])(?=\s*[,\])])")
 
+_SWALLOWED: Final = re.compile(r"(?:model_id|subtasks|access_list)[\"'*`]*\s*[=:]|</|\[/")
+
 # Which characters matter inside a string, by its opening quote: (closing, nesting or "", search).
 _QUOTES: Final[dict[str, tuple[str, str, re.Pattern[str]]]] = {
     '"': ('"', "", re.compile(r'[\\"]')),
@@ -76,6 +78,7 @@ class Scanner:
         self._cut_hint = cut_hint
         self.pos = 0
         self.unsure = False
+        self._repaired = False
         self.truncated = False
         self.keys: list[str] = []
 
@@ -109,6 +112,8 @@ class Scanner:
             char = self._next(start, field)
             if char == _CLOSING[bracket]:
                 self.pos += 1
+                if self._repaired and field == _LENIENT_FIELD:
+                    self._check_repair(items, field)
                 if bracket == "(":
                     self._findings.note("tuple", "round brackets were read as a list", field=field)
                 return Sequence(items, start, self.pos, bracket)
@@ -207,6 +212,7 @@ class Scanner:
         if match is None:
             return False
         if self._lenient and field == _LENIENT_FIELD:
+            self._repaired = True
             self._findings.note(
                 "stray-mark",
                 f"the surplus {quoted(match[0])} after a quote was passed over",
@@ -231,6 +237,7 @@ class Scanner:
         if isinstance(last, Text) and not between_strings and char not in "[({":
             self._stop("stray-text", f"{quoted(self._rest())} stands after a closing quote", field)
         if between_strings and self._lenient and field == _LENIENT_FIELD:
+            self._repaired = True
             self._findings.note(
                 "missing-comma",
                 "two subtasks without a comma between them were read as two",
@@ -247,6 +254,15 @@ class Scanner:
             field=field,
             hint="put a comma between the two values",
         )
+
+    def _check_repair(self, items: list[Node], field: str) -> None:
+        """Take a lenient reading back if it put another list, or the reasoning's end, inside a subtask."""
+        for item in items:
+            if isinstance(item, Text) and _SWALLOWED.search(item.value):
+                self.unsure = True
+                self._findings.error(
+                    "stray-text", f"the quotes went wrong in {quoted(item.value)}", at=item.start, field=field
+                )
 
     def _comma(self, last: Node | None, field: str | None) -> None:
         if last is None:

@@ -41,8 +41,7 @@ def write_plan(writer: RunWriter, round_number: int, draft: PlanDraft) -> tuple[
     """Writes the plan of a round; returns the positions that the policy for unread steps leaves out."""
     owner = plan_id(writer.run_id, round_number)
     steps = draft.plan.steps
-    graph = PlanGraph.of([step.visible() for step in steps])
-    skipped = graph.useless() if draft.skip_unread else ()
+    skipped = left_out(draft)
     committed = writer.artifacts(
         [
             *raw_plan_drafts(owner, draft.raw, draft.plan.notes),
@@ -59,7 +58,7 @@ def write_plan(writer: RunWriter, round_number: int, draft: PlanDraft) -> tuple[
     )
     for step in steps:
         route = draft.routes[step.worker]
-        left_out = step.position in skipped
+        unread = step.position in skipped
         writer.statement(
             queries.INSERT_STEP,
             (
@@ -72,9 +71,9 @@ def write_plan(writer: RunWriter, round_number: int, draft: PlanDraft) -> tuple[
                 route.queue,
                 list(step.visible()),
                 step.access == "all",
-                "skipped" if left_out else "pending",
-                "unread" if left_out else None,
-                writer.now if left_out else None,
+                "skipped" if unread else "pending",
+                "unread" if unread else None,
+                writer.now if unread else None,
             ),
         )
     writer.entry(
@@ -95,6 +94,13 @@ def write_plan(writer: RunWriter, round_number: int, draft: PlanDraft) -> tuple[
         artifacts=committed,
     )
     return skipped
+
+
+def left_out(draft: PlanDraft) -> tuple[int, ...]:
+    """The positions that the policy for unread steps leaves out."""
+    if not draft.skip_unread:
+        return ()
+    return PlanGraph.of([step.visible() for step in draft.plan.steps]).useless()
 
 
 def raw_plan_drafts(

@@ -28,8 +28,15 @@ from engine.store.database import SERVER_VERSION_MIN, unreachable
 # Any constant will do, as long as nobody else uses it in this database.
 LOCK_KEY = 0x706F6469756D
 LOCK_WAIT_S = 120.0
-LOCK_TIMEOUT = "5s"
+# While a migration waits for a table, everybody who reads that table waits behind it. So it waits for moments only,
+# lets the readers through in between, and gives up after some tries.
+LOCK_TIMEOUT_MS = 150
+LOCK_PAUSE_S = 0.4
+LOCK_TRIES_MAX = 12
+WATCH_PAUSE_S = 0.02
 STATEMENT_TIMEOUT = "10min"
+_NOT_TO_BE_HAD = "55P03"
+_NOT_ALLOWED = "42501"
 
 Standing = Literal["current", "behind", "ahead", "empty"]
 # Alembic's operations are a proxy of the whole process, so two threads must not migrate at once.
@@ -59,15 +66,28 @@ def scripts() -> ScriptDirectory:
     return ScriptDirectory(str(Path(str(migrations.__file__)).parent))
 
 
-def schema_version(url: str) -> SchemaVersion:
-    """Compares the database with the program; raises UnavailableError if it cannot be reached or is too old."""
+def refuse_old_server(server_version: int) -> None:
+    """Raises UnavailableError for a PostgreSQL that is too old; the number is libpq's, 150004 for 15.4."""
+    if server_version < SERVER_VERSION_MIN:
+        raise UnavailableError(
+            "database-too-old",
+            f"PostgreSQL {server_version // 10000} is too old",
+            hint=f"Podium needs PostgreSQL {SERVER_VERSION_MIN // 10000} or newer",
+        )
+
+
+def schema_version(url: str, directory: ScriptDirectory | None = None) -> SchemaVersion:
+    """Compares the database with the program's migrations, or those in ``directory``.
+
+    Raises UnavailableError if the database cannot be reached or is too old.
+    """
     with _connect(url) as connection:
-        return _version(connection)
+        return _version(connection, directory or scripts())
 
 
-def require_current_schema(url: str) -> None:
+def require_current_schema(url: str, directory: ScriptDirectory | None = None) -> None:
     """Raises UnavailableError unless the schema is exactly the one that this program knows."""
-    version = schema_version(url)
+    version = schema_version(url, directory)
     if version.standing == "ahead":
         raise _newer(version)
     if version.standing != "current":
@@ -78,58 +98,68 @@ def require_current_schema(url: str) -> None:
         )
 
 
-def upgrade_schema(url: str) -> UpgradeReport:
-    """Applies the missing migrations, one transaction each; does nothing when there are none.
+def upgrade_schema(url: str, directory: ScriptDirectory | None = None) -> UpgradeReport:
+    """Applies the missing migrations (of ``directory``, if given), one transaction each; none missing is no error.
 
-    Raises UnavailableError when the lock is not to be had, when another session holds a table for longer than the
-    lock timeout (its process id is named), or when the schema is newer than the program.
+    Raises UnavailableError when the lock is not to be had, when another session keeps a table from the migration (its
+    process id is named), when the role may not do it, or when the schema is newer than the program.
     """
     report = UpgradeReport()
+    chosen = directory or scripts()
     with _one_at_a_time, _connect(url) as connection:
-        while (applied := _upgrade_once(connection)) is not None:
+        while (applied := _upgrade_patiently(connection, chosen)) is not None:
             report.applied.append(applied)
     return report
 
 
-def _upgrade_once(connection: Connection) -> str | None:
+def _upgrade_patiently(connection: Connection, directory: ScriptDirectory) -> str | None:
+    blockers: set[int] = set()
+    for tries_left in reversed(range(LOCK_TRIES_MAX)):
+        try:
+            return _upgrade_once(connection, directory, blockers)
+        except DBAPIError as error:
+            state = getattr(error.orig, "sqlstate", None)
+            if state == _NOT_ALLOWED:
+                raise _not_allowed() from None
+            if state != _NOT_TO_BE_HAD:
+                raise
+            if tries_left == 0:
+                raise _blocked(blockers) from None
+        # The transaction is rolled back: nothing was changed, and whoever waited behind us goes on now.
+        time.sleep(LOCK_PAUSE_S)
+    raise AssertionError("the last try returns or raises")
+
+
+def _upgrade_once(connection: Connection, directory: ScriptDirectory, blockers: set[int]) -> str | None:
     with connection.begin():
         _take_lock(connection)
-        version = _version(connection)
+        version = _version(connection, directory)
         if version.standing == "current":
             return None
         if version.standing == "ahead":
             raise _newer(version)
-        script = _next_script(version.revision)
-        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
+        script = _next_script(version.revision, directory)
+        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'"))
         connection.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT}'"))
         context = MigrationContext.configure(connection)
         context._ensure_version_table()  # noqa: SLF001  # Alembic offers no public way outside of its own runner
         backend = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
-        with _watch_blockers(connection, backend) as blockers:
-            try:
-                with Operations.context(context):
-                    script.module.upgrade()
-            except DBAPIError as error:
-                if getattr(error.orig, "sqlstate", None) == "55P03":
-                    raise _blocked(script, blockers) from None
-                raise
+        with _watch_blockers(connection, backend, blockers), Operations.context(context):
+            script.module.upgrade()
         connection.execute(text("DELETE FROM alembic_version"))
         connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": script.revision})
     # Now the migration and its version number are durable together; a crash before this line left neither.
     return script.revision
 
 
-def _next_script(revision: str | None) -> Script:
-    directory = scripts()
-    chain = list(directory.walk_revisions("base", "heads"))
-    for script in reversed(chain):
+def _next_script(revision: str | None, directory: ScriptDirectory) -> Script:
+    for script in directory.walk_revisions("base", "heads"):
         if script.down_revision == revision:
             return script
     raise UnavailableError("schema-unknown", f"there is no migration that follows {revision}")
 
 
-def _version(connection: Connection) -> SchemaVersion:
-    directory = scripts()
+def _version(connection: Connection, directory: ScriptDirectory) -> SchemaVersion:
     newest = directory.get_current_head()
     assert newest is not None
     found = connection.execute(text("SELECT to_regclass('alembic_version') IS NOT NULL")).scalar_one()
@@ -165,14 +195,13 @@ def _take_lock(connection: Connection) -> None:
 
 
 @contextlib.contextmanager
-def _watch_blockers(connection: Connection, backend: int) -> Iterator[set[int]]:
-    """Collects who blocks the migration while it waits: once it has given up, the database no longer says."""
-    blockers: set[int] = set()
+def _watch_blockers(connection: Connection, backend: int, blockers: set[int]) -> Iterator[None]:
+    """Adds to ``blockers`` who blocks the migration while it waits: afterwards the database no longer says."""
     stop = threading.Event()
 
     def watch() -> None:
         with contextlib.suppress(DBAPIError, UnavailableError), _connect(_url_of(connection)) as observer:
-            while not stop.wait(0.25):
+            while not stop.wait(WATCH_PAUSE_S):
                 found = observer.execute(text("SELECT unnest(pg_blocking_pids(:pid))"), {"pid": backend}).scalars()
                 blockers.update(found)
                 observer.rollback()
@@ -180,18 +209,26 @@ def _watch_blockers(connection: Connection, backend: int) -> Iterator[set[int]]:
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-        yield blockers
+        yield
     finally:
         stop.set()
         thread.join()
 
 
-def _blocked(script: Script, blockers: set[int]) -> UnavailableError:
+def _blocked(blockers: set[int]) -> UnavailableError:
     who = f"process {', '.join(str(pid) for pid in sorted(blockers))}" if blockers else "another session"
     return UnavailableError(
         "migration-blocked",
-        f"{who} of the database holds a table that migration {script.revision} needs; nothing was changed",
+        f"{who} of the database holds what the next migration needs; nothing was changed",
         hint="end that session (SELECT pg_terminate_backend(pid)) or wait for it, then run `podium db upgrade` again",
+    )
+
+
+def _not_allowed() -> UnavailableError:
+    return UnavailableError(
+        "migration-not-allowed",
+        "the database does not let this role change the schema; nothing was changed",
+        hint="upgrade as the owner of the database, or GRANT CREATE ON SCHEMA public to the role",
     )
 
 
@@ -209,13 +246,7 @@ def _connect(url: str) -> Iterator[Connection]:
             raise unreachable() from None
         raise
     try:
-        server = connection.connection.dbapi_connection.info.server_version  # type: ignore[union-attr]  # psycopg's
-        if server < SERVER_VERSION_MIN:
-            raise UnavailableError(
-                "database-too-old",
-                f"PostgreSQL {server // 10000} is too old",
-                hint="Podium needs PostgreSQL 15 or newer",
-            )
+        refuse_old_server(connection.connection.dbapi_connection.info.server_version)  # type: ignore[union-attr]  # psycopg's
         yield connection
     finally:
         connection.close()

@@ -88,6 +88,13 @@ class Provider:
             assert time.monotonic() < end, f"{self.count} of {count} requests after {timeout_s} s"
             time.sleep(0.01)
 
+    def wait_disconnected(self, count: int, *, timeout_s: float = 10.0) -> None:
+        """Returns when clients have left `count` requests before their end; AssertionError after `timeout_s`."""
+        end = time.monotonic() + timeout_s
+        while (left := sum(one["disconnected"] for one in self.requests)) < count:
+            assert time.monotonic() < end, f"{left} of {count} requests were left after {timeout_s} s"
+            time.sleep(0.02)
+
     def stop(self) -> None:
         """Stops the server and waits for it."""
         if hasattr(self, "_client"):

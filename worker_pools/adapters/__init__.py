@@ -2,12 +2,10 @@
 
 from worker_pools.adapters.base import CallFailed, Message, ModelAdapter, ModelCall, ModelReply, Progress
 from worker_pools.adapters.codes import CALL_CODES, CallCode
-from worker_pools.adapters.registry import Adapters
 from worker_pools.adapters.verdict import Verdict, judge
 
 __all__ = [
     "CALL_CODES",
-    "Adapters",
     "CallCode",
     "CallFailed",
     "Message",

@@ -195,6 +195,8 @@ def request_headers(call: ModelCall) -> dict[str, str]:
     headers = {
         "Content-Type": "application/json",
         "Accept": "text/event-stream, application/json",
+        # A compressed reply could grow a thousandfold in memory before its size is known.
+        "Accept-Encoding": "identity",
         "User-Agent": "podium",
         "X-Podium-Attempt": call.attempt_id,
         "X-Request-Id": call.attempt_id,

@@ -56,7 +56,9 @@ def parse_pool(text: str, *, label: str, folder: Path | Traversable | None = Non
     try:
         pool_file = PoolFile.model_validate(tree.data)
     except ValidationError as error:
-        raise _invalid(label, tree.problems + _findings(error, tree)) from None
+        known = {problem.path for problem in tree.problems}
+        found = [problem for problem in _findings(error, tree) if problem.path not in known]
+        raise _invalid(label, tree.problems + found) from None
     problems = [*tree.problems]
     templates = _read_templates(pool_file, tree, folder, problems)
     if problems:

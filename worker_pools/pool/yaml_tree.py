@@ -7,6 +7,7 @@ value may be a secret.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,9 @@ class _Reader:
                 self._problem(line, path, "a key must be a word")
                 continue
             key = str(key_node.value)
+            if not _is_text(key):
+                self._problem(line, path, "a key with a character that JSON cannot hold")
+                continue
             if key in seen:
                 self._problem(line, (*path, key), f"stands twice (first on line {seen[key]})")
                 continue
@@ -104,10 +108,23 @@ class _Reader:
     def _scalar(self, node: yaml.Node, path: Path) -> Any:
         try:
             value = self._scalars.construct_object(node)
-        except (yaml.YAMLError, ValueError, OverflowError):
+        except (yaml.YAMLError, ValueError, OverflowError, AttributeError, TypeError, LookupError):
+            # PyYAML fails in all these ways on a value that does not fit its explicit tag (`!!timestamp x`).
             return self._problem(node.start_mark.line + 1, path, "a value that YAML's safe rules do not allow")
+        if (isinstance(value, int | float) and not _in_json(value)) or not _is_text(str(node.value)):
+            return self._problem(node.start_mark.line + 1, path, "a number or a character that JSON cannot hold")
         # Dates and byte strings are YAML's own idea; nothing in a pool is one, and JSON cannot hold them.
         return value if value is None or isinstance(value, str | bool | int | float) else str(node.value)
 
     def _problem(self, line: int, path: Path, text: str) -> None:
         self.problems.append(Problem(line, path, text))
+
+
+def _in_json(value: float) -> bool:
+    # The canonical form (RFC 8785) holds numbers as IEEE doubles.
+    return math.isfinite(value) if isinstance(value, float) else abs(value) < 2**53
+
+
+def _is_text(value: str) -> bool:
+    """Whether a text can be stored everywhere: no NUL and no half of a surrogate pair (YAML can escape both)."""
+    return "\x00" not in value and not any("\ud800" <= character <= "\udfff" for character in value)

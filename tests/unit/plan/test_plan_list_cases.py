@@ -54,6 +54,19 @@ def test_every_kind_of_stray_mark_is_rejected_unless_lenient(mark, last):
     assert [subtask for _, subtask, _ in steps(read(text, lenient=True))] == ["One", "Two"]
 
 
+@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize("mark", ["!", ".", ";", " "])
+def test_no_text_of_another_list_ends_up_inside_a_subtask(mark, lenient):
+    """G1-02"""
+    draft = 'maybe subtasks = ["cut '
+    plan = lists("[0, 1]", f'["{mark}x", "{mark}"]', '["all", []]')
+    result = read(f"{draft}\n{plan}", lenient=lenient)
+    assert result.plan is None
+    closed = read(f"{draft}</think>\n{plan.replace(' x', 'x')}", lenient=lenient)
+    if mark.strip():
+        assert [subtask for _, subtask, _ in steps(closed)] == [f"{mark}x", mark]
+
+
 @pytest.mark.parametrize("stray", ["x", " and so on", ".x", ' + "Two"', ".upper()", " if True else 1"])
 @pytest.mark.parametrize("lenient", [False, True])
 def test_stray_words_after_a_quote_are_never_accepted(stray, lenient):

@@ -158,6 +158,11 @@ def test_a_secret_in_the_wrong_place_is_refused_and_never_repeated(old, new):
         ("model: m2", "model: m2\n    price: {input_usd_per_mtok: .nan, output_usd_per_mtok: 1}", "price.input"),
         ("model: m2", "model: m2\n    price: {input_usd_per_mtok: yes, output_usd_per_mtok: 1}", "decimal number"),
         ("model: m2", "model: m2\n    price: {input_usd_per_mtok: 1}", "output_usd_per_mtok: is missing"),
+        ("model: m2", "model: m2\n    parameters: {seed: 9007199254740993}", "parameters.seed: a number"),
+        ("model: m2", "model: m2\n    parameters: {top_p: .inf}", "parameters.top_p: a number"),
+        ("model: m2", 'model: "m\\ud83d"', "not readable as YAML"),
+        ("model: m2", 'model: "m\\0"', "workers[1].model: a number or a character"),
+        ("model: m2", "model: !!timestamp x", "safe rules"),
         ("model: m2", "model: m2\n    parameters: {n: 3}", "set by Podium itself"),
         ("model: m2", "model: m2\n    adapter: grpc", "adapter"),
         ("model: planner", "model: planner\n  prompt: nowhere.txt", "no template 'nowhere.txt'"),
@@ -185,7 +190,9 @@ def test_a_conductor_among_the_workers_is_not_supported_yet():
     assert "pool.yaml:17:" in error.message
 
 
-@pytest.mark.parametrize("text", ["", "just words", "- a\n- b", "null", "%", "a: b: c", "[" * 5000, "{a: " * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "just words", "- a\n- b", "null", "%", "a: b: c", "[" * 250_000, "{a: " * 60_000, "- " * 120_000]
+)
 def test_a_file_that_is_no_pool_says_so(text):
     assert lines_of(refused(text))
 

@@ -1,0 +1,96 @@
+"""Sending several statements to PostgreSQL in one packet and reading all their answers: one round trip, few system calls.
+
+psycopg's own pipeline waits for the socket at every statement, which is most of what a short transaction costs. This
+is the same protocol (libpq's pipeline mode) with one flush. Must never know what the statements mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import psycopg
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.errors import error_from_result
+from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq.abc import PGconn, PGresult
+from psycopg.waiting import Ready, Wait
+
+Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+Params = Sequence[Any] | Mapping[str, Any]
+Row = dict[str, Any]
+
+_PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?s")
+
+
+async def exchange(connection: Connection, statements: Sequence[tuple[str, Params]]) -> list[list[Row]]:
+    """Carries out statements in order; returns the rows of each, as mappings by column.
+
+    Placeholders are ``%s`` or ``%(name)s``. Without a BEGIN among them the statements are one transaction of their
+    own. The first failure is raised as psycopg's error; nothing behind it was carried out.
+    """
+    async with connection.lock:
+        pgconn = connection.pgconn
+        transformer = Transformer(connection)
+        pgconn.enter_pipeline_mode()
+        for sql, params in statements:
+            _send(pgconn, transformer, sql, params)
+        pgconn.pipeline_sync()
+        results = await connection.wait(_answers(pgconn))
+        # Not reached by a failed or cancelled wait: `Database` closes such a connection.
+        pgconn.exit_pipeline_mode()
+        for result in results:
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise error_from_result(result)
+        return [_rows(transformer, result) for result in results]
+
+
+def _send(pgconn: PGconn, transformer: Transformer, sql: str, params: Params) -> None:
+    numbered, names = _numbered(sql)
+    values = [params[name] for name in names] if isinstance(params, Mapping) else params
+    dumped = transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
+    pgconn.send_query_params(numbered, dumped, param_types=transformer.types, param_formats=transformer.formats)
+
+
+@lru_cache(maxsize=256)
+def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
+    """The statement with ``$1`` placeholders, and the names in their order; a name used twice is one parameter."""
+    names: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        name = match[1] or f"{len(names)}"
+        if name not in names:
+            names.append(name)
+        return f"${names.index(name) + 1}"
+
+    return _PLACEHOLDER.sub(number, sql).encode(), tuple(names)
+
+
+def _answers(pgconn: PGconn) -> Generator[Wait, Ready, list[PGresult]]:
+    """Flushes, then collects one result a statement up to the answer to the Sync; yields when it has to wait."""
+    while pgconn.flush():
+        if (yield Wait.RW) & Ready.R:
+            # The server may be unable to read on before somebody takes its answers.
+            pgconn.consume_input()
+    results: list[PGresult] = []
+    while True:
+        while pgconn.is_busy():
+            yield Wait.R
+            pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is not None:
+            if result.status == ExecStatus.PIPELINE_SYNC:
+                return results
+            results.append(result)
+        elif pgconn.status == ConnStatus.BAD:
+            raise psycopg.OperationalError("the connection was lost")
+
+
+def _rows(transformer: Transformer, result: PGresult) -> list[Row]:
+    if not result.ntuples:
+        return []
+    transformer.set_pgresult(result, set_loaders=True, format=Format.TEXT)
+    names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+    return list(transformer.load_rows(0, result.ntuples, lambda values: dict(zip(names, values, strict=True))))

@@ -1,0 +1,56 @@
+"""`podium pool check`: what a pool is, and whether its keys are here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.command import podium
+
+POOL = """\
+name: mine
+conductor: {base_url: "http://127.0.0.1:9/v1", model: m, api_key: {env: ONE_KEY}}
+workers:
+  - {name: a, description: first, base_url: "http://127.0.0.1:9/v1", model: m, api_key: {env: ONE_KEY}}
+  - {name: b, description: second, base_url: "http://127.0.0.1:9/v1", model: m, api_key: {file: /nowhere/key}}
+"""
+
+
+def test_the_pool_that_comes_with_podium_is_valid(tmp_path: Path):
+    done = podium("pool", "check", "local", "--keys", "--json", home=tmp_path / "home")
+    assert (done.code, done.err) == (0, "")
+    found = done.valid_json("pool-check")
+    assert [worker["name"] for worker in found["workers"]] == ["writer", "explainer", "editor"]
+    assert found["keys"] == []
+
+
+def test_missing_keys_are_warned_of_and_fail_only_when_asked(tmp_path: Path):
+    (tmp_path / "pool.yaml").write_text(POOL)
+    done = podium("pool", "check", "./pool.yaml", "--json", home=tmp_path / "home")
+    assert done.code == 0
+    keys = done.valid_json("pool-check")["keys"]
+    assert [(key["env"], key["file"], key["found"]) for key in keys] == [
+        ("ONE_KEY", None, False),
+        (None, "/nowhere/key", False),
+    ]
+    assert keys[0]["models"] == ["conductor", "a"]
+    assert "warning: $ONE_KEY is not set; the Conductor, a needs it" in done.err
+    done = podium("pool", "check", "./pool.yaml", "--keys", home=tmp_path / "home")
+    assert done.code == 2
+    assert done.err.count("ONE_KEY") == 1
+
+
+def test_a_key_that_is_there_is_never_shown(tmp_path: Path):
+    (tmp_path / "pool.yaml").write_text(POOL)
+    env = {"ONE_KEY": "sk-canary"}
+    for options in ((), ("--json",), ("--keys",)):
+        done = podium("pool", "check", "./pool.yaml", *options, home=tmp_path / "home", env=env)
+        assert "canary" not in done.out + done.err
+        assert "ONE_KEY is not set" not in done.err
+
+
+def test_an_invalid_pool_lists_every_fault_with_its_line(tmp_path: Path):
+    (tmp_path / "pool.yaml").write_text(POOL.replace("name: a, ", "nmae: a, ").replace("model: m}", "model: m, x: 1}"))
+    done = podium("pool", "check", "./pool.yaml", "--json", home=tmp_path / "home")
+    assert (done.code, done.error_code) == (2, "pool-invalid")
+    assert "pool.yaml:4: " in done.err
+    assert "Traceback" not in done.err
