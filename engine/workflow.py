@@ -73,7 +73,7 @@ class RunWorkflow:
         """
         request = RunRequest(*_own_run())
         try:
-            request = workflow.payload_converter().from_payload(raw.payload, RunRequest)
+            request = _read(raw)
             ended = await self._interpret(request)
         except asyncio.CancelledError:
             ended = _Ended("cancelled", "cancelled")
@@ -93,11 +93,10 @@ class RunWorkflow:
         try:
             await workflow.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             in_time = work.done()
-        finally:
-            for task in tasks:
-                task.cancel()
-            # Only after the calls in flight have been settled by their own activities is the run settled.
-            await _finish(tasks)
+        except asyncio.CancelledError:
+            await _stop(tasks)
+            raise
+        await _stop(tasks)
         if in_time or _succeeded(work):
             return work.result()
         # A call that the deadline stopped ends in ways of its own (a cancelled activity); they decide nothing here.
@@ -167,10 +166,10 @@ class RunWorkflow:
                     elif failure is None and receipt.outcome != "held":
                         # Nothing new starts; calls in flight are paid for, so they may finish and be kept.
                         failure = _Ended(receipt.outcome, receipt.code)
-        finally:
-            for task in tasks.values():
-                task.cancel()
-            await _finish(list(tasks.values()))
+        except (asyncio.CancelledError, Exception):
+            # Not `finally`: a workflow that a worker drops from its memory is closed where nothing may be awaited.
+            await _stop(list(tasks.values()))
+            raise
 
     async def _perform(self, request: RunRequest, step: StepSpec, *, ends_run: bool) -> StepReceipt:
         dispatch, patient = 0, False
@@ -231,6 +230,13 @@ class RunWorkflow:
         return _Ended(_end_state(receipt.state, ended.state), receipt.code, settled=True)
 
 
+async def _stop(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancels the tasks and waits: only after the calls in flight have been settled is the run settled."""
+    for task in tasks:
+        task.cancel()
+    await _finish(tasks)
+
+
 async def _finish(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Waits until the tasks are done, whatever becomes of them, also when the workflow is cancelled meanwhile."""
     while pending := [task for task in tasks if not task.done()]:
@@ -242,6 +248,13 @@ async def _finish(tasks: Sequence[asyncio.Task[Any]]) -> None:
         if not task.cancelled():
             # Looked at, so that asyncio does not complain of an exception that nobody asked for.
             task.exception()
+
+
+def _read(raw: RawValue) -> RunRequest:
+    request = workflow.payload_converter().from_payload(raw.payload, RunRequest)
+    if not isinstance(request, RunRequest):
+        raise TypeError
+    return request
 
 
 def _own_run() -> tuple[str, int]:

@@ -17,7 +17,7 @@ TOKENS_PER_MTOK = Decimal(1_000_000)
 def _exact(value: Any) -> Any:
     # YAML reads 1.25 as a float; its shortest spelling is what the author wrote, so the decimal is taken from that.
     if isinstance(value, bool):
-        raise ValueError("a price is a decimal number")  # noqa: TRY004  (pydantic turns only ValueError into a finding)
+        raise ValueError("a price is a decimal number")  # noqa: TRY004  # pydantic turns only ValueError into a finding
     return str(value) if isinstance(value, float) else value
 
 

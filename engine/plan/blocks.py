@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.plan.candidate import Block, LabelledList, group_parts
+from engine.plan.candidate import Block, LabelledList, group_parts, mark_swallowed_plan
 from engine.plan.findings import Fault, Findings
 from engine.plan.labels import LABEL, read_label, value_gap
 from engine.plan.limits import ATTEMPTS_MAX, LISTS_MAX, STARTS_MAX
@@ -80,7 +80,33 @@ class BlockFinder:
 
     def find(self) -> Found:
         """All blocks outside of reasoning, in order; see `Found`."""
-        pos = 0
+        self._scan(0)
+        while (hidden := self._hidden_reasoning_end()) is not None and self._found.too_complex is None:
+            # What looked like a string of an incomplete plan held the end of the reasoning: the plan comes after it.
+            before, self._parts = self._parts, []
+            self._no_yaml_before = 0
+            self._meter.spend(len(self._text) - hidden)
+            self._scan(hidden)
+            if not self._parts and self._found.reasoning_open_at is None:
+                self._parts = before
+                break
+        self._found.blocks = group_parts(self._text, self._parts)
+        for block in self._found.blocks:
+            mark_swallowed_plan(self._text, block)
+        return self._found
+
+    def _hidden_reasoning_end(self) -> int | None:
+        """The first end of reasoning inside a labelled list whose block is incomplete; only complete ones hide it."""
+        for block in group_parts(self._text, self._parts):
+            if block.form == "lists" and len(block.lists) < len(LIST_NAMES):
+                for part in block.lists.values():
+                    end = _REASONING_END.search(self._text, part.label.start, part.end)
+                    if end is not None:
+                        return end.start()
+        return None
+
+    def _scan(self, pos: int) -> None:
+        """Collect the parts from an offset on."""
         while (match := self._next_start(pos)) is not None:
             pos = self._take(match)
             self._starts += 1
@@ -98,8 +124,6 @@ class BlockFinder:
                     "too-many-blocks", match.start(), None, f"the text holds more than {LISTS_MAX} lists or plans", None
                 )
                 break
-        self._found.blocks = group_parts(self._text, self._parts)
-        return self._found
 
     def _next_start(self, pos: int) -> re.Match[str] | None:
         """The next place where something may begin; YAML is not looked for again where it has been ruled out."""

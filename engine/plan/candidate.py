@@ -14,6 +14,10 @@ from engine.plan.plan import Form
 
 _BETWEEN_LISTS: Final = re.compile(r"[\s,;`*\"'{>-]*")
 
+_PLAN_INSIDE: Final = re.compile(
+    r"(?:model_id|subtasks|access_list)[\"'\u201d\u2019`*]*\s*[=:]|\b(?:agent|instruction)[\"']?\s*:|\bsteps[\"']?\s*:"
+)
+
 
 @dataclass(slots=True)
 class LabelledList:
@@ -82,6 +86,22 @@ def group_parts(text: str, parts: list[Block | LabelledList]) -> list[Block]:
     if pending is not None:
         blocks.append(pending)
     return blocks
+
+
+def mark_swallowed_plan(text: str, block: Block) -> None:
+    """Distrust an incomplete block whose list holds what looks like a plan: an open quote may have swallowed it.
+
+    What follows such a block may be the rest of a plan, which must not run as if it were the whole.
+    """
+    if block.form != "lists" or len(block.lists) == 3:  # noqa: PLR2004 - model_id, subtasks, access_list
+        return
+    for name, part in block.lists.items():
+        inside = part.label.start + len(part.label.exact)  # behind the label itself
+        if part.node is not None and _PLAN_INSIDE.search(text, inside, part.end) is not None:
+            block.unsure = True
+            block.findings.error(
+                "stray-text", "a text in this list holds what looks like a plan", at=part.label.start, field=name
+            )
 
 
 def _stand_together(text: str, parts: list[Block | LabelledList]) -> bool:

@@ -5,7 +5,7 @@ Everything confidential passes through here, so that it can be encrypted and era
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -24,6 +24,23 @@ INSERT = """
     INSERT INTO artifacts
         (id, tenant_id, run_id, owner_id, kind, ordinal, role, media_type, content, salt, byte_count)
     VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+"""
+
+# All that the prompt of a step is made of: the task, its own subtask, subtask and output of each step it may read.
+READ_STEP_TEXTS = """
+    WITH own AS (
+        SELECT id, reads FROM steps WHERE run_id = %(run_id)s AND round = %(round)s AND position = %(position)s
+    ), seen AS (
+        SELECT steps.id, steps.accepted_attempt_id FROM steps, own
+        WHERE steps.run_id = %(run_id)s AND steps.round = %(round)s AND steps.position = ANY(own.reads)
+    ), wanted (owner_id, kind) AS (
+        SELECT %(run_id)s::uuid, 'task'
+        UNION ALL SELECT id, 'subtask' FROM own
+        UNION ALL SELECT id, 'subtask' FROM seen
+        UNION ALL SELECT accepted_attempt_id, 'output' FROM seen
+    )
+    SELECT owner_id, kind, content FROM artifacts JOIN wanted USING (owner_id, kind)
+    ORDER BY owner_id, kind, ordinal
 """
 
 
@@ -92,8 +109,13 @@ async def read_contents(
         .where(Artifact.owner_id.in_(list(owner_ids)), Artifact.kind.in_(list(kinds)))
         .order_by(Artifact.owner_id, Artifact.kind, Artifact.ordinal)
     )
+    return joined(row._asdict() for row in await connection.execute(query))
+
+
+def joined(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[UUID, str], bytes]:
+    """Rows of owner, kind and content, in order, as bytes by (owner, kind)."""
     contents: dict[tuple[UUID, str], bytes] = {}
-    for owner_id, kind, content in await connection.execute(query):
-        key = (owner_id, kind)
-        contents[key] = contents.get(key, b"") + content
+    for row in rows:
+        key = (row["owner_id"], row["kind"])
+        contents[key] = contents.get(key, b"") + row["content"]
     return contents

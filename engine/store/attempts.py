@@ -16,12 +16,14 @@ from uuid import UUID
 from engine.errors import BugError
 from engine.store import queries
 from engine.store.artifacts import ArtifactDraft
-from engine.store.database import Connection, Database
-from engine.store.run_writer import AttemptResult, RunWriter, lock_run
+from engine.store.database import Database
+from engine.store.exchange import Connection
+from engine.store.run_writer import AttemptResult, RunWriter, lock_run, storable, usd
 from engine.store.states import RUN_ENDED, STEP_HAS_OUTPUT, STEP_LIVE
 
 # Tries that ended through no fault of the model or the step do not count against attempts_max.
-UNCOUNTED_CODES = frozenset({"worker-shutdown", "plan-invalid"})
+PLAN_INVALID = "plan-invalid"
+UNCOUNTED_CODES = frozenset({"worker-shutdown", PLAN_INVALID})
 
 Verdict = Literal["call", "done", "held", "cancelled", "failed", "superseded", "retry"]
 
@@ -46,7 +48,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What Open needs. ``manifest`` renders the prompt again; ``prompt_commitment`` is its salted HMAC (32 bytes)."""
+    """What Open needs. ``manifest`` renders the prompt again; ``prompt_commitment`` is its salted HMAC (32 bytes).
+
+    ``invalid_plans_max`` is for planning only: how many invalid plans of one execution end it.
+    """
 
     place: Place
     fence: Fence
@@ -58,6 +63,7 @@ class Opening:
     attempts_max: int
     process_id: UUID | None = None
     reserve_usd: Decimal | None = None
+    invalid_plans_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,8 @@ async def open_attempt(database: Database, opening: Opening) -> Ruling:
         ruling = _refusal(writer, owner, attempts, ancestors, opening)
         if ruling is None:
             ruling = _open(writer, owner, attempts, opening)
-        await writer.flush()
+        await writer.commit()
+        # With the verdict "call" it is durable from here on that a call may happen.
         return ruling
 
     return await database.write(work)
@@ -106,8 +113,11 @@ def _refusal(
     if opening.fence.execution != writer.run["execution"]:
         return Ruling("superseded", "execution-superseded")
     accepted = next((attempt for attempt in attempts if attempt["accepted"]), None)
-    if accepted is not None or owner.get("state") in STEP_HAS_OUTPUT:
+    if accepted is not None or owner.get("state") in STEP_HAS_OUTPUT or owner.get("accepted_at") is not None:
         return _done(owner, accepted)
+    if owner.get("state") == "skipped":
+        # Nothing to call and nothing to wait for; no other step is shown an output of it.
+        return Ruling("done", "skipped")
     mine = next((attempt for attempt in attempts if attempt["id"] == opening.attempt_id), None)
     if mine is not None:
         # Open was repeated after its COMMIT was lost: the call may go on only if nobody took over since.
@@ -140,12 +150,10 @@ def _open(writer: RunWriter, owner: dict[str, Any], attempts: Sequence[dict[str,
         if attempt["state"] == "sent":
             # Its worker died or lost its lease: the call may have happened and may have been billed.
             writer.close_attempt(attempt, AttemptResult("unknown", "outcome-lost"), [])
-    counted = [
-        attempt
-        for attempt in attempts
-        if attempt["execution"] == fence.execution and attempt["error_code"] not in UNCOUNTED_CODES
-    ]
-    if len(counted) >= opening.attempts_max:
+    if opening.invalid_plans_max is not None and invalid_plans(attempts, fence.execution) >= opening.invalid_plans_max:
+        # The worker died after it had written down the last of them and before it could report it.
+        return Ruling("failed", PLAN_INVALID)
+    if counted_attempts(attempts, fence.execution) >= opening.attempts_max:
         if place.position is not None:
             writer.set_step_state(owner, "failed", "attempts-exhausted")
         return Ruling("failed", "attempts-exhausted")
@@ -170,19 +178,9 @@ def _open(writer: RunWriter, owner: dict[str, Any], attempts: Sequence[dict[str,
             "now": writer.now,
         },
     )
-    writer.statement(
-        queries.ADD_TO_TOTALS,
-        {
-            "run_id": place.run_id,
-            "input_tokens": 0,
-            "output_tokens": 0,
-            "cost_usd": Decimal(0),
-            "unpriced": 0,
-            "attempts": 1,
-        },
-    )
+    writer.add_to_totals(attempts_count=1)
     set_fence(writer, place, fence)
-    mark_seen(writer, fence.execution)
+    writer.mark_seen(fence.execution)
     writer.set_run_state("planning" if place.position is None else "running")
     if place.position is not None:
         writer.set_step_state(owner, "running")
@@ -222,22 +220,25 @@ async def close_step_attempt(database: Database, closing: Closing) -> Ruling:
 
     async def work(connection: Connection) -> Ruling:
         place = closing.place
-        writer, (owners, attempts) = await lock_run(
+        writer, (owners, attempts, unfinished) = await lock_run(
             connection,
             place.run_id,
             _read_owner(place),
             (queries.READ_ATTEMPTS, (place.run_id, place.round, place.position)),
+            (queries.READ_UNFINISHED, (place.run_id, place.round)),
         )
         step = _only(owners)
         attempt = find_attempt(attempts, closing.attempt_id)
-        if already_closed(attempt):
+        if already_closed(attempt, closing):
             return _recorded(writer, step, attempt)
-        if not holds_fence(step, attempt):
+        if not holds_fence(step, attempt) or step["state"] not in STEP_LIVE:
             supersede(writer, attempt, closing)
-            await writer.flush()
+            await writer.commit()
             return Ruling("superseded", "fence-lost")
-        ruling = _close_step(writer, step, attempts, attempt, closing)
-        await writer.flush()
+        others = {row["position"] for row in unfinished} - {place.position}
+        ruling = _close_step(writer, step, attempts, attempt, closing, is_sole=not others)
+        await writer.commit()
+        # Now it is durable what came of the call; whoever repeats this finds it.
         return ruling
 
     return await database.write(work)
@@ -249,10 +250,11 @@ def _close_step(
     attempts: Sequence[dict[str, Any]],
     attempt: dict[str, Any],
     closing: Closing,
+    *,
+    is_sole: bool,
 ) -> Ruling:
-    result = closing.result
-    accepted = result.state == "succeeded" and step["accepted_attempt_id"] is None
-    result = replace(result, accepted=accepted)
+    accepted = closing.result.state == "succeeded"
+    result = storable(replace(closing.result, accepted=accepted))
     writer.close_attempt(attempt, result, writer.artifacts(closing.drafts))
     ruling = Ruling(
         "failed",
@@ -264,21 +266,19 @@ def _close_step(
     )
     if accepted:
         writer.set_step_state(step, "succeeded", accepted=closing.attempt_id)
-        ends = closing.ends_run and writer.run["state"] not in RUN_ENDED
+        # The workflow only wishes; that no other step is left is for the record to say.
+        ends = closing.ends_run and is_sole and writer.run["state"] not in RUN_ENDED
         if ends:
             writer.set_run_state("succeeded")
         return replace(ruling, verdict="done", run_ended=ends)
     if result.state == "cancelled":
         return replace(ruling, verdict="cancelled")
-    counted = sum(
-        other["execution"] == attempt["execution"] and other["error_code"] not in UNCOUNTED_CODES
-        for other in attempts
-        if other["id"] != attempt["id"]
-    ) + int(result.error_code not in UNCOUNTED_CODES)
-    if closing.retry and counted < closing.attempts_max:
+    closed = [
+        {**other, "error_code": result.error_code} if other["id"] == closing.attempt_id else other for other in attempts
+    ]
+    if closing.retry and counted_attempts(closed, attempt["execution"]) < closing.attempts_max:
         return replace(ruling, verdict="retry")
-    if step["state"] in STEP_LIVE:
-        writer.set_step_state(step, "failed", result.error_code)
+    writer.set_step_state(step, "failed", result.error_code)
     return ruling
 
 
@@ -286,11 +286,31 @@ def _recorded(writer: RunWriter, step: dict[str, Any], attempt: dict[str, Any]) 
     """The first result of a Close that was repeated because its COMMIT got no answer."""
     if attempt["accepted"]:
         return replace(_done(step, attempt), run_ended=writer.run["state"] == "succeeded")
-    if attempt["state"] == "superseded":
+    if attempt["state"] == "superseded" or _fence_of(attempt) != _fence(step):
         return Ruling("superseded", "fence-lost")
+    ruling = Ruling(
+        "retry",
+        attempt["error_code"],
+        attempt_id=attempt["id"],
+        input_tokens=attempt["input_tokens"],
+        output_tokens=attempt["output_tokens"],
+        cost_usd=usd(attempt["cost_usd"]),
+    )
     if attempt["state"] == "cancelled":
-        return Ruling("cancelled", attempt["error_code"])
-    return Ruling("failed" if step["state"] == "failed" else "retry", attempt["error_code"])
+        return replace(ruling, verdict="cancelled")
+    return replace(ruling, verdict="failed") if step["state"] == "failed" else ruling
+
+
+def counted_attempts(attempts: Sequence[dict[str, Any]], execution: int) -> int:
+    """How many tries of an execution count against ``attempts_max``."""
+    return sum(
+        attempt["execution"] == execution and attempt["error_code"] not in UNCOUNTED_CODES for attempt in attempts
+    )
+
+
+def invalid_plans(attempts: Sequence[dict[str, Any]], execution: int) -> int:
+    """How many texts of an execution were no valid plan."""
+    return sum(attempt["execution"] == execution and attempt["error_code"] == PLAN_INVALID for attempt in attempts)
 
 
 def find_attempt(attempts: Sequence[dict[str, Any]], attempt_id: UUID) -> dict[str, Any]:
@@ -301,20 +321,24 @@ def find_attempt(attempts: Sequence[dict[str, Any]], attempt_id: UUID) -> dict[s
     raise BugError("attempt-unknown", "an attempt was closed that had not been opened")
 
 
-def already_closed(attempt: dict[str, Any]) -> bool:
-    """Whether Close has had its say before (an attempt given up as unknown has not reported yet)."""
-    return attempt["state"] not in {"sent", "unknown"}
+def already_closed(attempt: dict[str, Any], closing: Closing) -> bool:
+    """Whether this Close has had its say before.
+
+    An attempt that was given up as unknown has not reported yet, unless the report is that nothing is known.
+    """
+    if attempt["state"] == "unknown":
+        return closing.result.state == "unknown"
+    return bool(attempt["state"] != "sent")
 
 
 def holds_fence(owner: dict[str, Any], attempt: dict[str, Any]) -> bool:
     """Whether no newer try of this step or plan has been opened, and this one was not given up."""
-    fence = Fence(attempt["execution"], attempt["dispatch"], attempt["temporal_attempt"])
-    return attempt["state"] == "sent" and fence == _fence(owner)
+    return attempt["state"] == "sent" and _fence_of(attempt) == _fence(owner)
 
 
 def supersede(writer: RunWriter, attempt: dict[str, Any], closing: Closing) -> None:
     """Records a late zombie: its output is kept, its cost is counted, nothing of it is accepted."""
-    result = closing.result
+    result = storable(closing.result)
     late = replace(result, state="superseded", error_code=result.error_code or "fence-lost", accepted=False)
     writer.close_attempt(attempt, late, writer.artifacts(closing.drafts))
 
@@ -326,12 +350,6 @@ def set_fence(writer: RunWriter, place: Place, fence: Fence) -> None:
         writer.statement(queries.SET_PLAN_FENCE, (*numbers, place.run_id, place.round))
     else:
         writer.statement(queries.SET_STEP_FENCE, (*numbers, place.run_id, place.round, place.position))
-
-
-def mark_seen(writer: RunWriter, execution: int) -> None:
-    """Remembers that this execution has shown a sign of life."""
-    if writer.run["execution_seen"] < execution:
-        writer.statement(queries.MARK_EXECUTION_SEEN, (execution, writer.run_id))
 
 
 def _read_owner(place: Place) -> tuple[Any, tuple[Any, ...]]:
@@ -350,6 +368,10 @@ def _fence(owner: dict[str, Any]) -> Fence:
     return Fence(owner["fence_execution"], owner["fence_dispatch"], owner["fence_attempt"])
 
 
+def _fence_of(attempt: dict[str, Any]) -> Fence:
+    return Fence(attempt["execution"], attempt["dispatch"], attempt["temporal_attempt"])
+
+
 def _done(owner: dict[str, Any], accepted: dict[str, Any] | None) -> Ruling:
     if accepted is None:
         return Ruling("done", attempt_id=owner["accepted_attempt_id"])
@@ -358,7 +380,7 @@ def _done(owner: dict[str, Any], accepted: dict[str, Any] | None) -> Ruling:
         attempt_id=accepted["id"],
         input_tokens=accepted["input_tokens"],
         output_tokens=accepted["output_tokens"],
-        cost_usd=accepted["cost_usd"],
+        cost_usd=usd(accepted["cost_usd"]),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.errors import UnavailableError
-from engine.store.database import Connection, Database
+from engine.store.database import Database
+from engine.store.exchange import Connection
 
 _REMEMBER = """
     INSERT INTO temporal_cluster (cluster_id, namespace) VALUES (%s, %s) ON CONFLICT (singleton) DO NOTHING

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+import select
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
 import psycopg
-from sqlalchemy.exc import DBAPIError
+from psycopg.pq import TransactionStatus
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from engine.errors import UnavailableError
+from engine.store.exchange import Connection, Params, Row, exchange
 
 Result = TypeVar("Result")
 
@@ -26,8 +30,15 @@ SERVER_VERSION_MIN = 150000
 WRITE_DEADLINE_S = 60.0
 PAUSE_FIRST_S = 0.02
 PAUSE_MAX_S = 2.0
-# Serialization failure, deadlock, too many connections, shutdown, crash recovery, lock timeout, ledger head moved.
-_REPEATABLE = {"40001", "40P01", "53300", "57P01", "57P02", "57P03", "55P03", "25006", "PD001"}
+# Serialization failure, deadlock, lock timeout, read-only after a failover, ended while idle in a transaction or for
+# the length of one (our own event loop stood still), ledger head moved.
+_REPEATABLE = {"40001", "40P01", "55P03", "25006", "25P03", "25P04", "PD001"}
+# Connection, operator intervention (restart, crash recovery, idle sessions), resources (connections, memory, disk).
+_AWAY_CLASSES = ("08", "57P", "53")
+# Wrong password, no such database: no repetition mends that.
+_HOPELESS_CLASSES = ("28", "3D")
+# A link that a firewall or a dead host has cut says nothing; without these, libpq waits for hours. The first is in ms.
+_KEEPALIVE = {"tcp_user_timeout": 30_000, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 
 class Database:
@@ -40,11 +51,19 @@ class Database:
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=WRITE_DEADLINE_S,
-            # A connection may have died in the pool (restart, failover, firewall): ask before use.
-            pool_pre_ping=True,
+            # The locks are written for it: a statement behind a lock must see what was committed while it waited.
+            # Whatever default the server or the role has.
+            isolation_level="READ COMMITTED",
             # Named prepared statements break behind a pooler in transaction mode, so there are none.
-            connect_args={"prepare_threshold": None, "connect_timeout": 10, "application_name": "podium"},
+            connect_args={
+                "prepare_threshold": None,
+                "connect_timeout": 10,
+                "application_name": "podium",
+                **_KEEPALIVE,
+            },
         )
+        event.listen(self.engine.sync_engine, "connect", _prepare_session)
+        event.listen(self.engine.sync_engine, "checkout", _refuse_dead)
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -56,10 +75,20 @@ class Database:
         try:
             async with self.engine.connect() as connection:
                 yield connection
-        except (DBAPIError, psycopg.OperationalError, PoolTimeoutError) as error:
-            if _is_connection_loss(error):
+        except (DBAPIError, psycopg.Error, PoolTimeoutError) as error:
+            if _is_away(error) or _is_hopeless(error):
                 raise unreachable() from None
             raise
+
+    async def fetch(self, *statements: tuple[str, Params]) -> list[list[Row]]:
+        """The rows of each query, all read in one round trip; errors as from ``read``."""
+        async with self.read() as pooled:
+            raw = await _raw(pooled)
+            try:
+                return await exchange(raw, statements)
+            except BaseException:
+                await raw.close()
+                raise
 
     async def write(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         """Runs ``work`` in a transaction and commits; repeats it, bounded, after conflicts and lost connections.
@@ -72,7 +101,9 @@ class Database:
             try:
                 return await self._write_once(work)
             except (DBAPIError, psycopg.Error, PoolTimeoutError) as error:
-                if not _is_repeatable(error):
+                if _is_hopeless(error):
+                    raise unreachable() from None
+                if not (_sqlstate(error) in _REPEATABLE or _is_away(error)):
                     raise
                 if time.monotonic() + pause_s > give_up_at:
                     raise unreachable() from None
@@ -82,29 +113,55 @@ class Database:
 
     async def _write_once(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         async with self.engine.connect() as pooled:
-            raw = cast("Connection", (await pooled.get_raw_connection()).driver_connection)
+            raw = await _raw(pooled)
             try:
                 result = await work(raw)
                 await raw.commit()
+            except Exception:
+                await _rollback_or_close(raw)
+                raise
             except BaseException:
-                # Whatever state the link is in (a cancelled pipeline, a dead socket): only a clean one goes back.
-                if not raw.closed:
-                    await _rollback_or_close(raw)
-                if raw.closed:
-                    await pooled.invalidate()
+                # Cancelled in the middle of an exchange: the state of the link is not worth finding out.
+                await raw.close()
                 raise
             else:
                 return result
 
 
-Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+async def _raw(pooled: AsyncConnection) -> Connection:
+    return cast("Connection", (await pooled.get_raw_connection()).driver_connection)
 
 
 async def _rollback_or_close(raw: Connection) -> None:
+    """Leaves a connection that the pool may hand on; a closed one is replaced by the pool."""
+    if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
+        await raw.close()
     try:
         await raw.rollback()
     except psycopg.Error:
         await raw.close()
+
+
+def _prepare_session(connection: Any, _record: object) -> None:
+    """Makes times come back in UTC and readable, whatever the server, the role or the environment says."""
+    cursor = connection.cursor()
+    cursor.execute("SELECT set_config('timezone', 'UTC', false), set_config('datestyle', 'ISO', false)")
+    cursor.close()
+    connection.commit()
+
+
+def _refuse_dead(connection: Any, _record: object, _proxy: object) -> None:
+    """Replaces the pool if the server has hung up on this connection: a question to the socket, no round trip.
+
+    An idle server says nothing, so a socket with something to read is one with a farewell.
+    """
+    raw = connection.driver_connection
+    if raw.closed:
+        raise InvalidatePoolError
+    socket = select.poll()
+    socket.register(raw.fileno(), select.POLLIN)
+    if socket.poll(0):
+        raise InvalidatePoolError
 
 
 def unreachable() -> UnavailableError:
@@ -121,18 +178,17 @@ def _sqlstate(error: BaseException) -> str | None:
     return getattr(original, "sqlstate", None)
 
 
-def _is_connection_loss(error: BaseException) -> bool:
+def _is_away(error: BaseException) -> bool:
+    """Whether the server could not be reached, went away, or had no room; it may be back in a moment."""
     if isinstance(error, PoolTimeoutError):
         return True
     state = _sqlstate(error)
+    if state is not None:
+        return state.startswith(_AWAY_CLASSES)
     original = error.orig if isinstance(error, DBAPIError) else error
-    if isinstance(original, psycopg.OperationalError | psycopg.InterfaceError) and state is None:
-        return True
-    return state is not None and (state.startswith(("08", "28", "3D", "57P")) or state == "53300")
+    return isinstance(original, psycopg.OperationalError | psycopg.InterfaceError)
 
 
-def _is_repeatable(error: BaseException) -> bool:
+def _is_hopeless(error: BaseException) -> bool:
     state = _sqlstate(error)
-    if state is not None and state.startswith(("28", "3D")):
-        return False
-    return state in _REPEATABLE or _is_connection_loss(error)
+    return state is not None and state.startswith(_HOPELESS_CLASSES)

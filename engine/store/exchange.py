@@ -1,4 +1,4 @@
-"""Sending several statements to PostgreSQL in one packet and reading all their answers: one round trip, few system calls.
+"""Sending several statements to PostgreSQL in one packet and reading all answers: one round trip, few system calls.
 
 psycopg's own pipeline waits for the socket at every statement, which is most of what a short transaction costs. This
 is the same protocol (libpq's pipeline mode) with one flush. Must never know what the statements mean.
@@ -7,11 +7,12 @@ is the same protocol (libpq's pipeline mode) with one flush. Must never know wha
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import psycopg
+from psycopg.abc import Transformer as TransformerLike
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, Format
@@ -34,9 +35,11 @@ async def exchange(connection: Connection, statements: Sequence[tuple[str, Param
     async with connection.lock:
         pgconn = connection.pgconn
         transformer = Transformer(connection)
+        # All values are converted before the first is sent: one that cannot be leaves the connection as it was.
+        sends = [_prepared(pgconn, transformer, sql, params) for sql, params in statements]
         pgconn.enter_pipeline_mode()
-        for sql, params in statements:
-            _send(pgconn, transformer, sql, params)
+        for send in sends:
+            send()
         pgconn.pipeline_sync()
         results = await connection.wait(_answers(pgconn))
         # Not reached by a failed or cancelled wait: `Database` closes such a connection.
@@ -47,11 +50,17 @@ async def exchange(connection: Connection, statements: Sequence[tuple[str, Param
         return [_rows(transformer, result) for result in results]
 
 
-def _send(pgconn: PGconn, transformer: Transformer, sql: str, params: Params) -> None:
+def _prepared(pgconn: PGconn, transformer: TransformerLike, sql: str, params: Params) -> Callable[[], None]:
     numbered, names = _numbered(sql)
     values = [params[name] for name in names] if isinstance(params, Mapping) else params
     dumped = transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
-    pgconn.send_query_params(numbered, dumped, param_types=transformer.types, param_formats=transformer.formats)
+    return partial(
+        pgconn.send_query_params,
+        numbered,
+        dumped,
+        param_types=transformer.types,
+        param_formats=transformer.formats,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -68,7 +77,7 @@ def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
     return _PLACEHOLDER.sub(number, sql).encode(), tuple(names)
 
 
-def _answers(pgconn: PGconn) -> Generator[Wait, Ready, list[PGresult]]:
+def _answers(pgconn: PGconn) -> Generator[Wait, Ready | int, list[PGresult]]:
     """Flushes, then collects one result a statement up to the answer to the Sync; yields when it has to wait."""
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:
@@ -88,7 +97,7 @@ def _answers(pgconn: PGconn) -> Generator[Wait, Ready, list[PGresult]]:
             raise psycopg.OperationalError("the connection was lost")
 
 
-def _rows(transformer: Transformer, result: PGresult) -> list[Row]:
+def _rows(transformer: TransformerLike, result: PGresult) -> list[Row]:
     if not result.ntuples:
         return []
     transformer.set_pgresult(result, set_loaders=True, format=Format.TEXT)

@@ -9,10 +9,18 @@ from uuid import UUID
 from sqlalchemy import select
 
 from engine.errors import BugError
-from engine.store.artifacts import read_contents
+from engine.store.artifacts import READ_STEP_TEXTS, joined, read_contents
 from engine.store.database import Database
-from engine.store.ids import artifact_id, plan_id, step_id
+from engine.store.ids import artifact_id, plan_id
 from engine.store.tables import Attempt, Plan, PoolSnapshot, Run, Step
+
+_READ_STEPS = """
+    SELECT steps.id, steps.position, steps.worker, steps.reads, steps.state, steps.accepted_attempt_id,
+           runs.tenant_id, runs.pool_digest
+    FROM steps JOIN runs ON runs.id = steps.run_id
+    WHERE steps.run_id = %s AND steps.round = %s
+    ORDER BY steps.position
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +77,15 @@ class PlanInputs:
 
 async def read_step_inputs(database: Database, run_id: UUID, round_number: int, position: int) -> StepInputs:
     """Reads a step's inputs; raises BugError if the step does not exist or an output that it needs is missing."""
-    async with database.read() as connection:
-        rows = (
-            await connection.execute(
-                select(
-                    Step.position,
-                    Step.worker,
-                    Step.reads,
-                    Step.state,
-                    Step.accepted_attempt_id,
-                    Run.tenant_id,
-                    Run.pool_digest,
-                )
-                .join(Run, Run.id == Step.run_id)
-                .where(Step.run_id == run_id, Step.round == round_number)
-                .order_by(Step.position)
-            )
-        ).all()
-        if position >= len(rows):
-            raise BugError("step-unknown", "there is no such step in this run")
-        own = rows[position]
-        sources = [rows[source] for source in own.reads if rows[source].state != "skipped"]
-        ids = {row.position: step_id(run_id, round_number, row.position) for row in (own, *sources)}
-        owners = [run_id, *ids.values(), *(row.accepted_attempt_id for row in sources if row.accepted_attempt_id)]
-        contents = await read_contents(connection, owners, ("task", "subtask", "output"))
+    rows, texts = await database.fetch(
+        (_READ_STEPS, (run_id, round_number)),
+        (READ_STEP_TEXTS, {"run_id": run_id, "round": round_number, "position": position}),
+    )
+    if not 0 <= position < len(rows):
+        raise BugError("step-unknown", "there is no such step in this run")
+    own = rows[position]
+    sources = [rows[source] for source in own["reads"] if rows[source]["state"] != "skipped"]
+    contents = joined(texts)
 
     def part(owner: UUID | None, kind: str) -> Part:
         content = None if owner is None else contents.get((owner, kind))
@@ -101,15 +94,15 @@ async def read_step_inputs(database: Database, run_id: UUID, round_number: int, 
         return Part(artifact_id(owner, kind), content.decode())
 
     return StepInputs(
-        tenant_id=own.tenant_id,
-        pool_digest=own.pool_digest,
-        worker=own.worker,
-        step_id=ids[position],
+        tenant_id=own["tenant_id"],
+        pool_digest=own["pool_digest"],
+        worker=own["worker"],
+        step_id=own["id"],
         is_last=position == len(rows) - 1,
         task=part(run_id, "task"),
-        subtask=part(ids[position], "subtask"),
+        subtask=part(own["id"], "subtask"),
         visible=tuple(
-            VisibleStep(row.position, part(ids[row.position], "subtask"), part(row.accepted_attempt_id, "output"))
+            VisibleStep(row["position"], part(row["id"], "subtask"), part(row["accepted_attempt_id"], "output"))
             for row in sources
         ),
     )

@@ -6,22 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.errors import BugError
 from engine.plan import PlanError, PlanNote
 from engine.store import queries
 from engine.store.attempts import (
-    UNCOUNTED_CODES,
+    PLAN_INVALID,
     Closing,
     Ruling,
     already_closed,
+    counted_attempts,
     find_attempt,
     holds_fence,
+    invalid_plans,
     supersede,
 )
-from engine.store.database import Connection, Database
+from engine.store.database import Database
+from engine.store.exchange import Connection
 from engine.store.plans import PlanDraft, raw_plan_drafts, write_plan
-from engine.store.run_writer import RunWriter, lock_run
-
-PLAN_INVALID = "plan-invalid"
+from engine.store.run_writer import RunWriter, lock_run, storable
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +57,21 @@ async def close_planning_attempt(
             (queries.READ_PLAN, (place.run_id, place.round)),
             (queries.READ_ATTEMPTS, (place.run_id, place.round, None)),
         )
+        if not plans:
+            raise BugError("step-unknown", "there is no such round in this run")
+        planned_before = plans[0]["accepted_at"] is not None
         attempt = find_attempt(attempts, closing.attempt_id)
-        if already_closed(attempt):
-            return _recorded(plans[0]["accepted_at"] is not None, attempt["state"], attempt["error_code"])
-        if not holds_fence(plans[0], attempt):
-            late = closing
-            if isinstance(planned, RejectedPlan | PlanDraft):
-                late = replace(closing, drafts=[*closing.drafts, *raw_plan_drafts(closing.attempt_id, planned.raw, ())])
-            supersede(writer, attempt, late)
-            await writer.flush()
+        if already_closed(attempt, closing):
+            if planned_before:
+                return Ruling("done")
+            return _verdict(attempts, attempt, closing, repairs_max=repairs_max)
+        if planned_before or not holds_fence(plans[0], attempt):
+            supersede(writer, attempt, _with_text(closing, planned))
+            await writer.commit()
             return Ruling("superseded", "fence-lost")
         ruling = _close(writer, attempts, attempt, closing, planned, fallback=fallback, repairs_max=repairs_max)
-        await writer.flush()
+        await writer.commit()
+        # Now the plan, or what was wrong with it, is durable; whoever repeats this finds it.
         return ruling
 
     return await database.write(work)
@@ -83,37 +88,46 @@ def _close(
     repairs_max: int,
 ) -> Ruling:
     place = closing.place
-    result = replace(closing.result, accepted=isinstance(planned, PlanDraft))
-    drafts = list(closing.drafts)
+    result = storable(replace(closing.result, accepted=isinstance(planned, PlanDraft)))
     if isinstance(planned, RejectedPlan):
         result = replace(result, state="failed", error_code=PLAN_INVALID)
-        drafts += raw_plan_drafts(closing.attempt_id, planned.raw, planned.notes, planned.errors)
-    writer.close_attempt(attempt, result, writer.artifacts(drafts))
-    before = [other for other in attempts if other["id"] != closing.attempt_id]
+        closing = _with_text(closing, planned)
+    writer.close_attempt(attempt, result, writer.artifacts(closing.drafts))
     if isinstance(planned, PlanDraft):
         write_plan(writer, place.round, replace(planned, attempt_id=closing.attempt_id))
         return Ruling("done", attempt_id=closing.attempt_id)
+    closed = {**attempt, "state": result.state, "error_code": result.error_code}
+    attempts = [closed if other["id"] == closing.attempt_id else other for other in attempts]
+    ruling = _verdict(attempts, closed, closing, repairs_max=repairs_max)
     if isinstance(planned, RejectedPlan):
-        invalid = 1 + sum(other["error_code"] == PLAN_INVALID for other in before)
-        writer.entry("plan.rejected", round=place.round, attempt=str(closing.attempt_id), number=invalid)
-        if invalid <= repairs_max:
-            return Ruling("retry", PLAN_INVALID)
-        if fallback is not None:
+        number = invalid_plans(attempts, attempt["execution"])
+        writer.entry("plan.rejected", round=place.round, attempt=str(closing.attempt_id), number=number)
+        if ruling.verdict == "failed" and fallback is not None:
             write_plan(writer, place.round, fallback)
             return Ruling("done", PLAN_INVALID)
-        return Ruling("failed", PLAN_INVALID)
-    if result.state == "cancelled":
-        return Ruling("cancelled", result.error_code)
-    counted = 1 + sum(
-        other["execution"] == attempt["execution"] and other["error_code"] not in UNCOUNTED_CODES for other in before
-    )
-    again = closing.retry and counted < closing.attempts_max
-    return Ruling("retry" if again else "failed", result.error_code)
+    return ruling
 
 
-def _recorded(planned: bool, state: str, code: str | None) -> Ruling:
-    if planned:
-        return Ruling("done")
-    if state in {"superseded", "cancelled"}:
-        return Ruling("superseded" if state == "superseded" else "cancelled", code)
-    return Ruling("retry", code)
+def _verdict(
+    attempts: Sequence[dict[str, Any]], attempt: dict[str, Any], closing: Closing, *, repairs_max: int
+) -> Ruling:
+    """What follows from a closed planning attempt that gave no plan: the same the first time and when repeated."""
+    code = attempt["error_code"]
+    if attempt["state"] == "superseded":
+        return Ruling("superseded", "fence-lost")
+    if attempt["state"] == "cancelled":
+        return Ruling("cancelled", code)
+    if code == PLAN_INVALID:
+        return Ruling("retry" if invalid_plans(attempts, attempt["execution"]) <= repairs_max else "failed", code)
+    again = closing.retry and counted_attempts(attempts, attempt["execution"]) < closing.attempts_max
+    return Ruling("retry" if again else "failed", code)
+
+
+def _with_text(closing: Closing, planned: PlanDraft | RejectedPlan | None) -> Closing:
+    """The closing with the text that the Conductor gave and what was wrong with it, kept under the attempt."""
+    if planned is None:
+        return closing
+    errors = planned.errors if isinstance(planned, RejectedPlan) else ()
+    notes = planned.notes if isinstance(planned, RejectedPlan) else planned.plan.notes
+    texts = raw_plan_drafts(closing.attempt_id, planned.raw, notes, errors)
+    return replace(closing, drafts=[*closing.drafts, *texts])

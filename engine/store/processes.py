@@ -13,15 +13,20 @@ from uuid import UUID, uuid4
 import psutil
 from psycopg.rows import dict_row
 
-from engine.store.database import Connection, Database
+from engine.store.database import Database
+from engine.store.exchange import Connection
 
 _INSERT = "INSERT INTO worker_processes (id, host, boot_id, pid, pid_started) VALUES (%s, %s, %s, %s, %s)"
 _OPEN = "SELECT id, host, boot_id, pid, pid_started FROM worker_processes WHERE ended_at IS NULL AND id <> %s"
 _END = "UPDATE worker_processes SET ended_at = clock_timestamp() WHERE id = %s AND ended_at IS NULL"
+# Of every lease that has ended, not only of those ended just now: the answer to the COMMIT that ended them may have
+# been lost, and then they would be asked for once more and never named.
 _ORPHANS = """
     SELECT attempts.run_id, attempts.round, attempts.position, attempts.execution, attempts.dispatch
-    FROM attempts JOIN runs ON runs.id = attempts.run_id
-    WHERE attempts.state = 'sent' AND attempts.process_id = ANY(%s) AND runs.execution = attempts.execution
+    FROM attempts
+    JOIN runs ON runs.id = attempts.run_id
+    JOIN worker_processes ON worker_processes.id = attempts.process_id
+    WHERE attempts.state = 'sent' AND runs.execution = attempts.execution AND worker_processes.ended_at IS NOT NULL
     ORDER BY attempts.id
 """
 
@@ -73,13 +78,10 @@ async def register_process(database: Database, here: ProcessIdentity) -> tuple[O
         cursor = connection.cursor(row_factory=dict_row)
         await cursor.execute(_OPEN, (here.id,))
         dead = [row["id"] for row in await cursor.fetchall() if is_dead(row, here)]
-        if not dead:
-            return ()
-        await cursor.execute(_ORPHANS, (dead,))
-        orphans = tuple(OrphanedAttempt(**row) for row in await cursor.fetchall())
         for process_id in dead:
             await connection.execute(_END, (process_id,))
-        return orphans
+        await cursor.execute(_ORPHANS)
+        return tuple(OrphanedAttempt(**row) for row in await cursor.fetchall())
 
     return await database.write(work)
 

@@ -1,6 +1,7 @@
-"""The statements of the hot path, named, in one place. They run in pipelines, so each transaction is few round trips.
+"""The statements of the hot path, named, in one place. Each transaction is few round trips.
 
-Placeholders are psycopg's. Times come from the database's clock, read once per transaction by ``READ_HEAD``.
+They go out through `engine.store.exchange`, which gives the form of the placeholders. Times come from the database's
+clock, read once per transaction by ``READ_HEAD``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,14 @@ READ_STEP: Final[LiteralString] = "SELECT * FROM steps WHERE run_id = %s AND rou
 READ_PLAN: Final[LiteralString] = "SELECT * FROM plans WHERE run_id = %s AND round = %s"
 
 READ_STEPS: Final[LiteralString] = "SELECT * FROM steps WHERE run_id = %s AND round = %s ORDER BY position"
+
+READ_ALL_STEPS: Final[LiteralString] = "SELECT * FROM steps WHERE run_id = %s ORDER BY round, position"
+
+# Steps that are neither finished nor left out: with none but its own, a Close may end the run.
+READ_UNFINISHED: Final[LiteralString] = """
+    SELECT position FROM steps
+    WHERE run_id = %s AND round = %s AND state NOT IN ('succeeded', 'reused', 'skipped')
+"""
 
 READ_ATTEMPTS: Final[LiteralString] = """
     SELECT id, round, position, number, state, error_code, accepted, execution, dispatch, temporal_attempt,
@@ -46,16 +55,26 @@ READ_ANCESTORS: Final[LiteralString] = """
     SELECT state, cancel_requested_at, paused_at, deadline_at FROM ancestors
 """
 
-SET_RUN_STATE: Final[LiteralString] = """
+BEGIN: Final[LiteralString] = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
+COMMIT: Final[LiteralString] = "COMMIT"
+
+# All that a transaction changes in a run's row: its state (if it moves), signs of life, and the totals.
+UPDATE_RUN: Final[LiteralString] = """
     UPDATE runs SET
         state = %(state)s,
         reason = %(reason)s,
-        started_at = CASE WHEN %(started)s THEN coalesce(started_at, %(now)s) ELSE started_at END,
-        ended_at = CASE WHEN %(ended)s THEN %(now)s ELSE NULL END
+        started_at = CASE WHEN %(moved)s AND %(state)s <> 'created' THEN coalesce(started_at, %(now)s)
+                          ELSE started_at END,
+        ended_at = CASE WHEN NOT %(moved)s THEN ended_at WHEN %(ended)s THEN %(now)s::timestamptz END,
+        execution_seen = greatest(execution_seen, %(execution_seen)s),
+        input_tokens = input_tokens + %(input_tokens)s,
+        output_tokens = output_tokens + %(output_tokens)s,
+        cost_usd = cost_usd + %(cost_usd)s,
+        attempts_unpriced = attempts_unpriced + %(attempts_unpriced)s,
+        attempts_count = attempts_count + %(attempts_count)s
     WHERE id = %(run_id)s
 """
-
-MARK_EXECUTION_SEEN: Final[LiteralString] = "UPDATE runs SET execution_seen = %s WHERE id = %s"
 
 SET_STEP_STATE: Final[LiteralString] = """
     UPDATE steps SET
@@ -64,7 +83,7 @@ SET_STEP_STATE: Final[LiteralString] = """
         accepted_attempt_id = coalesce(%(accepted)s, accepted_attempt_id),
         started_at = CASE WHEN %(state)s = 'running' THEN coalesce(started_at, %(now)s) ELSE started_at END,
         ended_at = CASE WHEN %(state)s IN ('succeeded', 'failed', 'skipped', 'reused', 'cancelled')
-                        THEN %(now)s ELSE NULL END
+                        THEN %(now)s::timestamptz END
     WHERE run_id = %(run_id)s AND round = %(round)s AND position = %(position)s
 """
 
@@ -94,16 +113,6 @@ CLOSE_ATTEMPT: Final[LiteralString] = """
         input_tokens = %(input_tokens)s, output_tokens = %(output_tokens)s, cost_usd = %(cost_usd)s,
         first_token_ms = %(first_token_ms)s, duration_ms = %(duration_ms)s
     WHERE id = %(id)s
-"""
-
-ADD_TO_TOTALS: Final[LiteralString] = """
-    UPDATE runs SET
-        input_tokens = input_tokens + %(input_tokens)s,
-        output_tokens = output_tokens + %(output_tokens)s,
-        cost_usd = cost_usd + %(cost_usd)s,
-        attempts_unpriced = attempts_unpriced + %(unpriced)s,
-        attempts_count = attempts_count + %(attempts)s
-    WHERE id = %(run_id)s
 """
 
 ACCEPT_PLAN: Final[LiteralString] = """

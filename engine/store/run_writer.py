@@ -2,31 +2,32 @@
 
 A ``RunWriter`` lives inside one transaction. It locks the run's row first (the lock order everywhere is run, step,
 attempt, budgets, ledger head), reads the end of the run's chain after the lock, collects statements and entries, and
-sends them in one pipeline, so that a transaction takes few round trips.
+sends them with the COMMIT in one packet, so that a transaction takes two round trips.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 from uuid import UUID
-
-from psycopg.rows import dict_row
 
 from engine.errors import BugError
 from engine.ledger.entry import GENESIS, EntryPlace, Event, entry_bytes, entry_hash
 from engine.store import queries
 from engine.store.artifacts import INSERT as INSERT_ARTIFACT
 from engine.store.artifacts import ArtifactDraft
-from engine.store.database import Connection
+from engine.store.exchange import Connection, Params, Row, exchange
 from engine.store.states import RUN_ENDED, AttemptState, RunState, StepState
 
 # Who acts when no person does: the engine, on behalf of whoever submitted the run.
 ENGINE_ACTOR = "podium-engine"
-Params = Sequence[Any] | Mapping[str, Any]
+# The columns hold dollars to ten decimals, and counts of a call below 2^31.
+_USD_STEP = Decimal("1E-10")
+_USD_MAX = Decimal("1E+10")
+_COUNT_MAX = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -45,9 +46,10 @@ class RunWriter:
     _statements: list[tuple[str, Params]] = field(default_factory=list)
     _bodies: list[bytes] = field(default_factory=list)
     _next_hash: bytes = b""
+    _run_change: dict[str, Any] = field(default_factory=dict)
 
     def statement(self, sql: str, params: Params) -> None:
-        """Adds a statement; it is sent by ``flush``, in order."""
+        """Adds a statement; it is sent by ``commit``, in order."""
         self._statements.append((sql, params))
 
     def entry(self, type_: str, **fields: Any) -> None:
@@ -73,22 +75,22 @@ class RunWriter:
         if (old, self.run["reason"]) == (state, reason):
             return
         ended = state in RUN_ENDED
-        self.statement(
-            queries.SET_RUN_STATE,
-            {
-                "run_id": self.run_id,
-                "state": state,
-                "reason": reason,
-                "now": self.now,
-                "ended": ended,
-                "started": state != "created",
-            },
-        )
+        self._run_change.update(moved=True, ended=ended)
         self.run["state"], self.run["reason"] = state, reason
         if ended:
             self.entry("run.closed", state=state, reason=reason, old=old, entries_before=self.seq + len(self._bodies))
         else:
             self.entry("run.changed", state=state, reason=reason, old=old)
+
+    def mark_seen(self, execution: int) -> None:
+        """Remembers that this execution has shown a sign of life."""
+        if self.run["execution_seen"] < execution:
+            self._run_change["execution_seen"] = execution
+
+    def add_to_totals(self, **more: int | Decimal) -> None:
+        """Adds to the run's totals; the names are its columns."""
+        for column, value in more.items():
+            self._run_change[column] = self._run_change.get(column, 0) + value
 
     def set_step_state(
         self, row: Mapping[str, Any], state: StepState, reason: str | None = None, *, accepted: UUID | None = None
@@ -120,9 +122,14 @@ class RunWriter:
     def close_attempt(self, attempt: Mapping[str, Any], result: AttemptResult, committed: list[dict[str, Any]]) -> None:
         """Ends an attempt and adds what it used to the run's totals, whatever became of it.
 
-        An attempt whose outcome was lost counted as unpriced; when it reports after all, that is taken back.
+        ``result`` holds what can be stored, see `storable`. An attempt that was given up as unknown is in the totals
+        already; when it reports after all, only the difference is added.
         """
-        unpriced = int(result.cost_usd is None) - int(attempt["state"] == "unknown" and attempt["cost_usd"] is None)
+        before: dict[str, Any] = {"input_tokens": 0, "output_tokens": 0, "cost_usd": Decimal(0)}
+        unpriced_before = False
+        if attempt["state"] == "unknown":
+            before = {column: attempt[column] or 0 for column in before}
+            unpriced_before = attempt["cost_usd"] is None
         self.statement(
             queries.CLOSE_ATTEMPT,
             {
@@ -141,16 +148,11 @@ class RunWriter:
                 "duration_ms": result.duration_ms,
             },
         )
-        self.statement(
-            queries.ADD_TO_TOTALS,
-            {
-                "run_id": self.run_id,
-                "input_tokens": result.input_tokens or 0,
-                "output_tokens": result.output_tokens or 0,
-                "cost_usd": result.cost_usd or Decimal(0),
-                "unpriced": unpriced,
-                "attempts": 0,
-            },
+        self.add_to_totals(
+            input_tokens=(result.input_tokens or 0) - before["input_tokens"],
+            output_tokens=(result.output_tokens or 0) - before["output_tokens"],
+            cost_usd=(result.cost_usd or Decimal(0)) - before["cost_usd"],
+            attempts_unpriced=int(result.cost_usd is None) - int(unpriced_before),
         )
         self.entry(
             "attempt.closed",
@@ -167,17 +169,25 @@ class RunWriter:
             artifacts=committed,
         )
 
-    async def flush(self) -> None:
-        """Sends everything in one pipeline, the ledger last. The caller commits."""
+    async def commit(self) -> None:
+        """Sends everything and the COMMIT in one packet, the ledger last. The writer is used up."""
+        if self._run_change:
+            change = {
+                "run_id": self.run_id,
+                "state": self.run["state"],
+                "reason": self.run["reason"],
+                "now": self.now,
+                "moved": False,
+                "ended": False,
+                **dict.fromkeys(("execution_seen", "input_tokens", "output_tokens", "cost_usd"), 0),
+                **dict.fromkeys(("attempts_unpriced", "attempts_count"), 0),
+                **self._run_change,
+            }
+            self.statement(queries.UPDATE_RUN, change)
         if self._bodies:
             self.statement(queries.APPEND_LEDGER, (self.run_id, self.seq, self.head, self._bodies))
-        async with self.connection.pipeline():
-            for sql, params in self._statements:
-                await self.connection.execute(sql, params)
-        self.seq += len(self._bodies)
-        self.head = self._next_hash or self.head
-        self._statements = []
-        self._bodies = []
+        await exchange(self.connection, [*self._statements, (queries.COMMIT, ())])
+        # Now all of it is durable; if the link died before the answer, it may be, and the repetition finds out.
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,21 +207,36 @@ class AttemptResult:
     duration_ms: int | None = None
 
 
+def usd(value: Decimal | None) -> Decimal | None:
+    """Dollars as the columns keep them: to ten decimals, half up, without trailing zeros; None stays unknown."""
+    if value is None or not value.is_finite() or not 0 <= value < _USD_MAX:
+        return None
+    exact = value.quantize(_USD_STEP, ROUND_HALF_UP).normalize()
+    return exact or Decimal(0)
+
+
+def storable(result: AttemptResult) -> AttemptResult:
+    """The result with numbers that the record can hold.
+
+    A provider may report any number; one that cannot be true is unknown, and so is the cost made of it. Closing an
+    attempt never fails for such a reason: it would lose an answer that is paid for.
+    """
+    counts = [result.input_tokens, result.output_tokens]
+    sane = [count if count is not None and 0 <= count <= _COUNT_MAX else None for count in counts]
+    cost_usd = usd(result.cost_usd) if counts == sane else None
+    return replace(result, input_tokens=sane[0], output_tokens=sane[1], cost_usd=cost_usd)
+
+
 async def lock_run(
     connection: Connection, run_id: UUID, *more: tuple[str, Params]
-) -> tuple[RunWriter, list[list[dict[str, Any]]]]:
-    """Locks a run and reads its head; ``more`` are queries answered in the same round trip, as lists of rows.
+) -> tuple[RunWriter, list[list[Row]]]:
+    """Begins a transaction, locks a run and reads its head; ``more`` are queries answered in the same round trip.
 
     The head is read by a statement of its own: a subquery of the locking statement would see the time before it
     waited. Raises BugError for a run that does not exist.
     """
-    cursors = []
-    async with connection.pipeline():
-        for sql, params in ((queries.LOCK_RUN, (run_id,)), (queries.READ_HEAD, (run_id,)), *more):
-            cursor = connection.cursor(row_factory=dict_row)
-            await cursor.execute(sql, params)
-            cursors.append(cursor)
-    run, head, *rest = [await cursor.fetchall() for cursor in cursors]
+    own = ((queries.BEGIN, ()), (queries.LOCK_RUN, (run_id,)), (queries.READ_HEAD, (run_id,)))
+    _, run, head, *rest = await exchange(connection, [*own, *more])
     if not run or not head:
         raise BugError("run-unknown", "there is no such run")
     writer = RunWriter(
@@ -238,7 +263,7 @@ def new_run_writer(
         tenant_id=tenant_id,
         actor_id=actor_id,
         on_behalf_of=on_behalf_of,
-        run={"state": "created", "reason": None},
+        run={"state": "created", "reason": None, "execution_seen": 0},
         now=now,
         seq=0,
         head=GENESIS,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Literal
 from uuid import UUID
 
 from psycopg.errors import UniqueViolation
-from psycopg.rows import dict_row
 
-from engine.errors import RefusedError
+from engine.errors import BugError, RefusedError
 from engine.plan import canonical_plan
+from engine.store import queries
 from engine.store.artifacts import TEXT, ArtifactDraft
-from engine.store.database import Connection, Database
+from engine.store.database import Database
+from engine.store.exchange import Connection, exchange
 from engine.store.ids import plan_id
 from engine.store.plans import PlanDraft, write_plan
 from engine.store.run_writer import new_run_writer
@@ -26,8 +26,7 @@ _INSERT_POOL = """
 _INSERT_RUN = """
     INSERT INTO runs (id, tenant_id, actor_id, on_behalf_of, state, origin, pool_digest, idempotency_key, deadline_at)
     VALUES (%(id)s, %(tenant_id)s, %(actor_id)s, %(on_behalf_of)s, 'created', %(origin)s, %(pool_digest)s,
-            %(idempotency_key)s, CASE WHEN %(deadline)s::interval IS NULL THEN NULL
-                                      ELSE clock_timestamp() + %(deadline)s::interval END)
+            %(idempotency_key)s, clock_timestamp() + make_interval(secs => %(deadline_s)s))
     RETURNING clock_timestamp() AS now
 """
 _INSERT_HEAD = "INSERT INTO ledger_heads (run_id, seq, hash) VALUES (%s, 0, %s)"
@@ -91,21 +90,20 @@ async def create_run(database: Database, new: NewRun) -> CreatedRun:
 
 
 async def _find_again(connection: Connection, new: NewRun) -> CreatedRun:
-    cursor = await connection.execute("SELECT 1 FROM runs WHERE id = %s", (new.id,))
-    if await cursor.fetchone() is not None:
+    (found,) = await exchange(connection, [("SELECT 1 FROM runs WHERE id = %s", (new.id,))])
+    if found:
         return CreatedRun(new.id, existing=False)
     existing = await _find_existing(connection, new)
     if existing is None:
-        raise RefusedError("idempotency-conflict", "another request took the idempotency key at the same moment")
+        raise BugError("run-lost", "another run stood in the way of this one, and then there was none")
     return existing
 
 
 async def _find_existing(connection: Connection, new: NewRun) -> CreatedRun | None:
-    cursor = connection.cursor(row_factory=dict_row)
-    await cursor.execute(_FIND_BY_KEY, (new.tenant_id, new.idempotency_key))
-    found = await cursor.fetchone()
-    if found is None:
+    (rows,) = await exchange(connection, [(_FIND_BY_KEY, (new.tenant_id, new.idempotency_key))])
+    if not rows:
         return None
+    found = rows[0]
     if found["id"] != new.id and not _same_request(found, new):
         raise RefusedError(
             "idempotency-conflict",
@@ -127,23 +125,25 @@ def _same_request(found: dict[str, Any], new: NewRun) -> bool:
 
 
 async def _insert(connection: Connection, new: NewRun) -> None:
-    await connection.execute(_INSERT_POOL, (new.pool_digest, new.pool_name, new.pool_document))
-    cursor = connection.cursor(row_factory=dict_row)
-    await cursor.execute(
-        _INSERT_RUN,
-        {
-            "id": new.id,
-            "tenant_id": new.tenant_id,
-            "actor_id": new.actor_id,
-            "on_behalf_of": new.on_behalf_of,
-            "origin": new.origin,
-            "pool_digest": new.pool_digest,
-            "idempotency_key": new.idempotency_key,
-            "deadline": None if new.deadline_s is None else timedelta(seconds=new.deadline_s),
-        },
+    run = {
+        "id": new.id,
+        "tenant_id": new.tenant_id,
+        "actor_id": new.actor_id,
+        "on_behalf_of": new.on_behalf_of,
+        "origin": new.origin,
+        "pool_digest": new.pool_digest,
+        "idempotency_key": new.idempotency_key,
+        # Seconds, never days: a day is 23 or 25 hours long where clocks are changed.
+        "deadline_s": new.deadline_s,
+    }
+    _, _, (row,) = await exchange(
+        connection,
+        [
+            (queries.BEGIN, ()),
+            (_INSERT_POOL, (new.pool_digest, new.pool_name, new.pool_document)),
+            (_INSERT_RUN, run),
+        ],
     )
-    row = await cursor.fetchone()
-    assert row is not None
     writer = new_run_writer(
         connection,
         new.id,
@@ -164,4 +164,5 @@ async def _insert(connection: Connection, new: NewRun) -> None:
     )
     if new.plan is not None:
         write_plan(writer, 0, new.plan)
-    await writer.flush()
+    await writer.commit()
+    # Now the run exists; whoever starts workers next finds it.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from engine.store import queries
-from engine.store.attempts import mark_seen
-from engine.store.database import Connection, Database
+from engine.store.database import Database
+from engine.store.exchange import Connection, Row
 from engine.store.run_writer import AttemptResult, lock_run
-from engine.store.states import RUN_ENDED, STEP_LIVE, RunState, StepState
+from engine.store.states import RUN_ENDED, STEP_HAS_OUTPUT, STEP_LIVE, RunState, StepState
+
+ANSWER_MISSING = "answer-missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class Settled:
 async def settle_run(database: Database, settlement: Settlement) -> Settled:
     """Ends a run: closes open attempts as unknown, live steps as cancelled, then the run. Idempotent.
 
-    A settlement by an execution that is no longer the run's changes nothing.
+    A settlement by an execution that is no longer the run's changes nothing. A run succeeds only with its answer on
+    record: whoever says so without one gets ``failed`` with ``answer-missing``.
     """
 
     async def work(connection: Connection) -> Settled:
@@ -41,21 +45,25 @@ async def settle_run(database: Database, settlement: Settlement) -> Settled:
             connection,
             settlement.run_id,
             (queries.READ_OPEN_ATTEMPTS, (settlement.run_id,)),
-            (_ALL_STEPS, (settlement.run_id,)),
+            (queries.READ_ALL_STEPS, (settlement.run_id,)),
         )
         run = writer.run
         if run["state"] in RUN_ENDED or run["execution"] != settlement.execution:
             return Settled(run["state"], run["reason"])
-        mark_seen(writer, settlement.execution)
+        writer.mark_seen(settlement.execution)
+        state, code = settlement.state, settlement.code
+        if state == "succeeded" and not _is_answered(steps, run["round"]):
+            state, code = "failed", ANSWER_MISSING
         for attempt in attempts:
             # Nobody will report on it any more; if somebody does, it is recorded as superseded.
             writer.close_attempt(attempt, AttemptResult("unknown", "outcome-lost"), [])
         for step in steps:
             if step["state"] in STEP_LIVE:
-                writer.set_step_state(step, "cancelled", settlement.code or f"run-{settlement.state}")
-        writer.set_run_state(settlement.state, settlement.code)
-        await writer.flush()
-        return Settled(settlement.state, settlement.code)
+                writer.set_step_state(step, "cancelled", code or f"run-{state}")
+        writer.set_run_state(state, code)
+        await writer.commit()
+        # Now the run has ended, whatever becomes of its workflow.
+        return Settled(state, code)
 
     return await database.write(work)
 
@@ -64,19 +72,28 @@ async def note_waiting(database: Database, run_id: UUID, round_number: int, posi
     """Shows that a step (or, with None, the planning) waits, and for what; a run that has ended stays as it is."""
 
     async def work(connection: Connection) -> None:
-        writer, (steps,) = await lock_run(connection, run_id, (queries.READ_STEPS, (run_id, round_number)))
+        reads = [(queries.READ_PLAN, (run_id, round_number)), (queries.READ_STEPS, (run_id, round_number))]
+        writer, (plans, steps) = await lock_run(connection, run_id, *reads)
         if writer.run["state"] in RUN_ENDED:
             return
-        waiting: StepState = "waiting"
-        for step in steps:
-            if step["position"] == position and step["state"] in STEP_LIVE:
-                writer.set_step_state(step, waiting, code)
+        if position is None:
+            if not plans or plans[0]["accepted_at"] is not None:
+                return
+        else:
+            own = next((step for step in steps if step["position"] == position), None)
+            if own is None or own["state"] not in STEP_LIVE:
+                # A late note: the step has ended meanwhile and waits for nothing.
+                return
+            waiting: StepState = "waiting"
+            writer.set_step_state(own, waiting, code)
         others_run = any(step["state"] == "running" and step["position"] != position for step in steps)
         if not others_run:
             writer.set_run_state("waiting", code)
-        await writer.flush()
+        await writer.commit()
 
     await database.write(work)
 
 
-_ALL_STEPS = "SELECT round, position, state, reason FROM steps WHERE run_id = %s ORDER BY round, position"
+def _is_answered(steps: Sequence[Row], round_number: int) -> bool:
+    own = [step["state"] for step in steps if step["round"] == round_number]
+    return bool(own) and own[-1] in STEP_HAS_OUTPUT

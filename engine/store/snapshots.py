@@ -116,7 +116,9 @@ async def read_run(database: Database, run_id: UUID) -> RunSnapshot | None:
         await connection.execution_options(isolation_level="REPEATABLE READ")
         row = (
             await connection.execute(
-                select(Run.__table__, PoolSnapshot.name.label("pool"), Plan.form, func.clock_timestamp().label("read_at"))
+                select(
+                    Run.__table__, PoolSnapshot.name.label("pool"), Plan.form, func.clock_timestamp().label("read_at")
+                )
                 .join(PoolSnapshot, PoolSnapshot.digest == Run.pool_digest)
                 .outerjoin(Plan, (Plan.run_id == Run.id) & (Plan.round == Run.round))
                 .where(Run.id == run_id)

@@ -104,3 +104,13 @@ TRANSITIONS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("unknown", "superseded"),
     ),
 }
+
+
+def as_markdown() -> str:
+    """The table as a page with one diagram a subject: ``docs/states.md`` is this text, and a test compares them."""
+    starts = {"run": "created", "step": "pending", "attempt": "sent"}
+    parts = ["# States\n\nDrawn from `engine/store/states.py`; the database enforces the same table.\n"]
+    for subject, moves in TRANSITIONS.items():
+        lines = [f"    [*] --> {starts[subject]}", *(f"    {old} --> {new}" for old, new in moves)]
+        parts.append(f"## {subject.capitalize()}\n\n```mermaid\nstateDiagram-v2\n" + "\n".join(lines) + "\n```\n")
+    return "\n".join(parts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.ledger.entry import chain_faults
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, make_pool, submit_plan, worker_process
 from tests.support.servers import TestServers

@@ -70,7 +70,7 @@ class ModelReply:
     parameters_sent: dict[str, Any]
 
 
-class CallFailed(Exception):  # noqa: N818  (named as a sentence: the call failed; the codes name the errors)
+class CallFailed(Exception):  # noqa: N818  # named as a sentence: the call failed; the codes name the errors
     """A call that gave no complete reply.
 
     `code` is in `codes.CALL_CODES`; `retry_after` holds the advice headers raw (see `retry_headers`); `date` the

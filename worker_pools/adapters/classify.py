@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from worker_pools.adapters.base import CallFailed
@@ -25,6 +26,9 @@ RETRY_HEADERS = (
     "anthropic-ratelimit-tokens-reset",
 )
 REQUEST_ID_HEADERS = ("x-request-id", "request-id", "x-goog-request-id", "apim-request-id")
+
+# HTTP's statuses are below this.
+STATUS_END = 600
 
 # Wordings of OpenAI, Azure, Anthropic, Gemini, vLLM (several versions) and llama.cpp.
 _CONTEXT = re.compile(
@@ -112,31 +116,38 @@ def context_sizes(text: str) -> dict[str, int]:
 def classify(status: int | None, text: str) -> str:
     """The code for an HTTP status (None: an error inside a stream) and the text that came with it."""
     words, inner = _words(text)
-    if status is None or status < 400:  # noqa: PLR2004  (HTTP's own border between success and failure)
-        if status is not None and 300 <= status < 400:  # noqa: PLR2004  (HTTP's redirections)
-            return "redirected"
+    if status is not None and HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
+        return "redirected"
+    if status is None or status < HTTPStatus.BAD_REQUEST:
         return _by_status(inner, words) if inner is not None else _by_words(words, default="server-error")
     return _by_status(status, words)
 
 
-def _by_status(status: int, words: str) -> str:  # noqa: PLR0911  (one line a status reads best)
-    if status == 401:  # noqa: PLR2004  (HTTP status codes are their own names in this function)
-        return "auth-failed"
-    if status == 402:  # noqa: PLR2004
-        return "quota-exhausted"
-    if status == 429:  # noqa: PLR2004
+# Statuses that say all there is to say.
+_PLAIN: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "auth-failed",
+    HTTPStatus.PAYMENT_REQUIRED: "quota-exhausted",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded",
+    529: "overloaded",  # Anthropic's own, in no standard
+}
+# Statuses with a meaning that words can make more exact.
+_TELLING: dict[int, str] = {
+    HTTPStatus.FORBIDDEN: "permission-denied",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "context-too-long",
+}
+_TRANSIENT: frozenset[int] = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY})
+
+
+def _by_status(status: int, words: str) -> str:
+    if status in _PLAIN:
+        return _PLAIN[status]
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
         return "quota-exhausted" if _QUOTA.search(words) else "rate-limited"
-    if status in {503, 529}:
-        return "overloaded"
-    if status in {408, 409, 425} or status >= 500:  # noqa: PLR2004
+    if status in _TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return "overloaded" if _OVERLOADED.search(words) else "server-error"
-    if status == 404:  # noqa: PLR2004
+    if status == HTTPStatus.NOT_FOUND:
         return "model-not-found" if "model" in words.lower() or _MODEL.search(words) else "endpoint-not-found"
-    if status == 403:  # noqa: PLR2004
-        return _by_words(words, default="permission-denied")
-    if status == 413:  # noqa: PLR2004
-        return _by_words(words, default="context-too-long")
-    return _by_words(words, default="invalid-request")
+    return _by_words(words, default=_TELLING.get(status, "invalid-request"))
 
 
 _WORDINGS = (
@@ -173,5 +184,5 @@ def _words(text: str) -> tuple[str, int | None]:
         return text[:4096], None
     told = [str(error[name])[:2048] for name in ("type", "code", "status", "message", "detail") if error.get(name)]
     inner = error.get("code")
-    usable = isinstance(inner, int) and not isinstance(inner, bool) and 400 <= inner < 600  # noqa: PLR2004
+    usable = isinstance(inner, int) and HTTPStatus.BAD_REQUEST <= inner < STATUS_END
     return " | ".join(told), inner if usable else None

@@ -60,7 +60,7 @@ def knows_model(model: str) -> bool:
     litellm = import_litellm()
     try:
         litellm.get_llm_provider(model)
-    except Exception:  # noqa: BLE001  (litellm raises many kinds for one thing)
+    except Exception:  # noqa: BLE001  # litellm raises many kinds for one thing
         return False
     return True
 
@@ -107,7 +107,7 @@ class _Call:
             raise self._completed(CallFailed(code, sent=True)) from None
         except CallFailed as failure:
             raise self._completed(failure) from None
-        except Exception as error:  # noqa: BLE001  (litellm raises whatever its parts raise; each kind is mapped)
+        except Exception as error:  # noqa: BLE001  # litellm raises whatever its parts raise; each kind is mapped
             raise self._completed(failure_of(error, streaming=self._reply.pieces > 0)) from None
         text, reasoning = self._reply.answer()
         return ModelReply(

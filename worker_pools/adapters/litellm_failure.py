@@ -42,7 +42,8 @@ def failure_of(error: Exception, *, streaming: bool) -> CallFailed:
     kind = type(error).__name__
     text = provider_text(error)
     line_broke = any(_LINE_BROKE.search(type(cause).__name__) for cause in _causes(error))
-    if line_broke or not isinstance(getattr(error, "status_code", None), int):
+    status = getattr(error, "status_code", None)
+    if line_broke or not isinstance(status, int):
         return _line_failure(error, text, streaming=streaming)
     if _LIBRARY_REFUSAL.search(text):
         code = "model-not-found" if "provider" in text.lower() else "parameter-refused"
@@ -51,7 +52,6 @@ def failure_of(error: Exception, *, streaming: bool) -> CallFailed:
         return CallFailed("reply-unreadable", sent=True, provider_text=text)
     if kind == "Timeout":
         return CallFailed("call-timeout", sent=True, provider_text=text)
-    status = int(error.status_code)  # type: ignore[attr-defined]  # checked above; litellm is untyped here
     failure = provider_failure(ProviderError(text, status, _headers(error)))
     failure.code = _BY_CLASS.get(kind, failure.code)
     failure.sent = kind != "UnsupportedParamsError"

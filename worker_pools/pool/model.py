@@ -56,7 +56,7 @@ _FIXED_SAMPLING = re.compile(r"^(gpt-5(?!.*chat)|o[134](-|$))", re.IGNORECASE)
 def _inline_secret(value: Any) -> Any:
     # The value is most likely a key, so it must not reach the message.
     if isinstance(value, str):
-        raise ValueError("a key must never stand in a pool file; write `{env: VARIABLE_NAME}` or `{file: /path}`")  # noqa: TRY004  (pydantic turns only ValueError into a finding)
+        raise ValueError("a key must never stand in a pool file; write `{env: VARIABLE_NAME}` or `{file: /path}`")  # noqa: TRY004  # pydantic turns only ValueError into a finding
     return value
 
 

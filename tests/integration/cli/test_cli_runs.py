@@ -64,7 +64,7 @@ def test_json_is_one_object_that_the_schema_describes_and_show_prints_the_same(h
 
 
 def test_the_conductor_plans_when_no_plan_is_given(home: PodiumHome, provider: Provider):
-    done = home.run("Plan it.", "--json")
+    done = home.run("Plan it.", "--json", env=KEY)
     assert done.code == 0, done.err
     run = done.valid_json("run")
     assert [attempt["state"] for attempt in run["planning"]] == ["succeeded"]
@@ -77,7 +77,7 @@ def test_the_conductor_plans_when_no_plan_is_given(home: PodiumHome, provider: P
 
 def test_a_plan_of_the_conductor_that_stays_invalid_fails_the_run_and_is_shown(home: PodiumHome, provider: Provider):
     provider.script({"text": "I would rather not."}, model="planner", times=None)
-    done = home.run("Plan it.", "--json")
+    done = home.run("Plan it.", "--json", env=KEY)
     assert done.code == 1
     run = done.valid_json("run")
     assert (run["state"], run["reason"], run["steps"], run["answer"]) == ("failed", "plan-invalid", [], None)
@@ -107,7 +107,6 @@ def test_detach_prints_the_id_and_watch_follows_to_the_same_end(home: PodiumHome
     watched = home.podium("watch", run_id[:14])
     assert watched.code == 0, watched.err
     assert "step 2 slow succeeded" in watched.err
-    assert "sleep-400ms" not in watched.out
 
 
 def test_ctrl_c_detaches_and_the_run_goes_on(home: PodiumHome, provider: Provider):

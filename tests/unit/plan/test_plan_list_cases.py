@@ -211,6 +211,22 @@ def test_a_broken_draft_in_the_reasoning_does_not_hide_the_plan(draft):
     assert steps(read(f"{draft} </think>\n{REAL}")) == [("alpha", "real", ())]
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        'steps:\n- agent: 0\n  instruction: "]"\n  access_list: []\n- agent: 0\n  instruction: "b"\n  access_list: []',
+        'model_id = [0]subtasks = ["]"]access_list = ["all"]',
+        '[{"agent": 0, "instruction": "]", "access_list": []}]',
+    ],
+)
+def test_an_open_quote_in_a_draft_never_swallows_part_of_the_plan(plan):
+    """G1-08: only a complete block hides the end of the reasoning."""
+    whole = steps(read(plan))
+    assert steps(read(f'maybe subtasks = ["cut </think>\n{plan}')) == whole
+    result = read(f'maybe subtasks = ["cut \n{plan}')
+    assert result.plan is None
+
+
 def test_reasoning_that_never_closes_is_rejected():
     """G1-08 (c)"""
     result = read(f"<think>{DECOY}")

@@ -1,0 +1,177 @@
+"""The keeper: one a home, shared by commands, gone when nobody needs it, private to its user."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.keeper.home import lock_home, open_home
+from tests.support.command import PODIUM, environment
+from tests.support.podium_home import PodiumHome
+from tests.support.processes import IS_ROOT, as_other
+from tests.support.provider import Provider
+
+
+def lock_is_free(home: Path) -> bool:
+    lock = lock_home(open_home(home))
+    if lock is None:
+        return False
+    lock.release()
+    return True
+
+
+def wait_for(condition: object, timeout_s: float = 30.0) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+
+
+def test_commands_that_start_at_the_same_moment_share_one_keeper(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        commands = [home.start("run", f"Task {n}.", "--pool", "./pool.yaml", "--template", "single") for n in range(4)]
+        for command in commands:
+            out, err = command.communicate(timeout=120)
+            assert command.returncode == 0, (out, err)
+        keepers = [
+            process
+            for process in psutil.process_iter()
+            if str(home.home) in " ".join(_cmdline(process)) and "engine.keeper.daemon" in " ".join(_cmdline(process))
+        ]
+        assert len(keepers) == 1
+        assert len(home.podium("list", "--json").json) == 4
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_the_keeper_leaves_when_there_is_neither_a_client_nor_a_live_run(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        home.env["PODIUM_KEEPER_IDLE_S"] = "0.5"
+        provider.script({"text": "Late.", "delay_headers_s": 4}, times=1)
+        started = home.run("Wait.", "--template", "single", "--detach", "--json")
+        assert started.code == 0, started.err
+        time.sleep(2.5)
+        # No client any more, but a live run: it stays.
+        assert not lock_is_free(home.home)
+        wait_for(lambda: lock_is_free(home.home))
+        assert not list(home.home.glob("run/keeper.sock"))
+        assert not [one for one in psutil.process_iter() if str(home.home) in " ".join(_cmdline(one))]
+        # And the record is still there for the next command.
+        assert home.podium("list", "--json").json[0]["state"] == "succeeded"
+
+
+def test_up_runs_in_the_foreground_and_ends_cleanly_on_a_signal(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        up = home.start("up")
+        wait_for(lambda: home.podium("list", "--json").code == 0, 60)
+        up.terminate()
+        up.communicate(timeout=60)
+        assert up.returncode == 0
+        assert lock_is_free(home.home)
+        assert not [one for one in psutil.process_iter() if str(home.home) in " ".join(_cmdline(one))]
+
+
+def test_down_stops_the_keeper_and_says_when_there_is_none(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        assert home.podium("doctor").code == 0
+        assert home.podium("down").code == 0
+        assert lock_is_free(home.home)
+        again = home.podium("down")
+        assert again.code == 0
+        assert "no keeper" in (again.out + again.err).lower()
+
+
+def test_the_socket_and_the_home_are_closed_to_others(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        assert home.podium("list").code == 0 or True
+        assert home.run("Hello.", "--template", "single").code == 0
+        socket_path = open_home(home.home).socket_path
+        assert stat.S_IMODE(socket_path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(home.home.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can act as another user")
+def test_another_user_cannot_talk_to_the_keeper_even_with_the_folder_open(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        assert home.run("Hello.", "--template", "single").code == 0
+        socket_path = open_home(home.home).socket_path
+        for folder in (home.folder, home.home, socket_path.parent):
+            folder.chmod(0o755)
+        socket_path.chmod(0o666)
+        script = (
+            "import socket,sys; s=socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect(sys.argv[1]);"
+            's.sendall(b\'{"op":"hello","version":1}\\n\'); print(len(s.recv(1000)))'
+        )
+        done = subprocess.run(
+            as_other(["/usr/bin/python3", "-c", script, str(socket_path)]), capture_output=True, text=True, check=False
+        )
+        home.home.chmod(0o700)
+        assert done.stdout.strip() == "0", (done.stdout, done.stderr)
+
+
+def test_a_secret_of_the_first_command_is_not_in_the_keepers_environment(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        done = home.run("Hello.", "--template", "single", env={"STAND_IN_KEY": "canary-key", "OTHER_API_KEY": "canary"})
+        assert done.code == 0, done.err
+        keepers = [one for one in psutil.process_iter() if "engine.keeper.daemon" in " ".join(_cmdline(one))]
+        for keeper in keepers:
+            if str(home.home) in " ".join(keeper.cmdline()):
+                assert "canary" not in str(keeper.environ())
+
+
+def test_two_hundred_commands_end_with_their_own_exit_code(provider: Provider) -> None:
+    """The SDK aborts some processes at interpreter exit (temporal.md); no user may ever see that."""
+    with PodiumHome(provider.base_url) as home:
+        assert home.run("Hello.", "--template", "single").code == 0
+        command = [
+            *PODIUM,
+            "run",
+            "Again.",
+            "--pool",
+            "./pool.yaml",
+            "--template",
+            "single",
+            "--idempotency-key",
+            "one",
+        ]
+        env = environment(home.home, home.env)
+        codes = []
+        for _ in range(50):
+            batch = [
+                subprocess.Popen(
+                    command, env=env, cwd=home.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
+                for _ in range(4)
+            ]
+            codes += [process.wait(timeout=120) for process in batch]
+        assert codes == [0] * 200
+        assert provider.count == 2
+
+
+def test_a_program_of_another_protocol_version_is_told_what_to_do(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        assert home.run("Hello.", "--template", "single").code == 0
+        script = (
+            "import socket,sys; s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+            's.sendall(b\'{"op":"hello","version":99}\\n\'); print(s.recv(1000).decode())'
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(open_home(home.home).socket_path)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "podium down" in done.stdout
+        assert open_home(home.home).socket_path.exists()

@@ -1,0 +1,170 @@
+"""Helpers for workflow tests: pools with a model for each worker, everything that Temporal keeps, a worker by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import temporalio.api.common.v1 as common
+import temporalio.api.enums.v1 as enums
+import temporalio.api.workflowservice.v1 as workflowservice
+from temporalio.client import Client, WorkflowHandle
+from temporalio.converter import DataConverter
+from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from activities.bookkeeping import BookkeepingActivities
+from activities.context import ActivityContext, LocalEndpoint
+from activities.planning import PlanActivities
+from activities.progress import ProgressBoard
+from activities.steps import StepActivities
+from engine import contracts
+from engine.errors import UnavailableError
+from engine.store.database import Database
+from engine.store.processes import register_process, this_process
+from engine.store.snapshots import RunSnapshot, StepSnapshot, read_run
+from engine.temporal_client import connect_temporal
+from tests.support.runs import make_pool
+from worker_pools.pool import Pool
+from worker_pools.process import WorkerOptions, WorkerProcess
+from worker_pools.secrets import SecretStore
+
+QUEUE = "stand-in"
+
+
+def pool_of(folder: Path, base_url: str, *models: str, worker: dict[str, Any] | None = None, **changes: Any) -> Pool:
+    """A pool whose worker number n is called w<n> and has the n-th model; ``changes`` replace top-level keys."""
+    each = {
+        "base_url": base_url,
+        "queue": QUEUE,
+        "price": {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"},
+        "timeouts": {"call_s": 20, "first_token_s": 10, "idle_s": 5},
+        "attempts_max": 3,
+        **(worker or {}),
+    }
+    workers = [
+        {**each, "name": f"w{number}", "description": f"worker {number}", "model": model}
+        for number, model in enumerate(models)
+    ]
+    return make_pool(folder, base_url, workers=workers, worker=worker or {}, **changes)
+
+
+def handle_of(client: Client, run_id: UUID, execution: int = 1) -> WorkflowHandle[Any, Any]:
+    """The workflow of an execution of a run."""
+    return client.get_workflow_handle(contracts.workflow_id(str(run_id), execution))
+
+
+async def history_events(client: Client, run_id: UUID, execution: int = 1) -> list[Any]:
+    """The events of a run's workflow as the service keeps them."""
+    return list((await handle_of(client, run_id, execution).fetch_history()).events)
+
+
+async def temporal_record(client: Client, run_id: UUID, execution: int = 1) -> bytes:
+    """Everything that Temporal tells of a run's workflow: its history, and its description with pending activities."""
+    events = await history_events(client, run_id, execution)
+    description = await client.workflow_service.describe_workflow_execution(
+        workflowservice.DescribeWorkflowExecutionRequest(
+            namespace=client.namespace,
+            execution=common.WorkflowExecution(workflow_id=contracts.workflow_id(str(run_id), execution)),
+        )
+    )
+    return b"\n".join([*(event.SerializeToString() for event in events), description.SerializeToString()])
+
+
+def count_events(events: list[Any], name: str) -> int:
+    """How many events are of a type, such as ``EVENT_TYPE_ACTIVITY_TASK_SCHEDULED``."""
+    return sum(event.event_type == enums.EventType.Value(name) for event in events)
+
+
+def scheduled_activities(events: list[Any]) -> list[str]:
+    """The ids of the activities that a workflow asked for, in order."""
+    return [
+        event.activity_task_scheduled_event_attributes.activity_id
+        for event in events
+        if event.HasField("activity_task_scheduled_event_attributes")
+    ]
+
+
+def spellings(secret: str) -> list[bytes]:
+    """A word as it stands and in base64 at each of the three offsets."""
+    found = [secret.encode()]
+    for offset in range(3):
+        coded = base64.b64encode(b"\0" * offset + secret.encode())
+        # The first and last group also depend on the neighbours.
+        found.append(coded[4:-4])
+    return found
+
+
+async def until(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 15.0) -> None:
+    """Waits until the condition holds; AssertionError after ``timeout_s``."""
+    end = time.monotonic() + timeout_s
+    while not await condition():
+        assert time.monotonic() < end, f"not within {timeout_s} s"
+        await asyncio.sleep(0.02)
+
+
+async def step_of(database: Database, run_id: UUID, position: int) -> StepSnapshot:
+    """A step as it stands on record."""
+    run = await read_run(database, run_id)
+    assert run is not None
+    return run.steps[position]
+
+
+async def run_of(database: Database, run_id: UUID) -> RunSnapshot:
+    """A run as it stands on record."""
+    run = await read_run(database, run_id)
+    assert run is not None
+    return run
+
+
+async def provider_reaches(provider: Any, count: int, *, timeout_s: float = 15.0) -> None:
+    """Waits for calls without blocking the worker that makes them, which lives on this event loop."""
+    end = time.monotonic() + timeout_s
+    while provider.count < count:
+        assert time.monotonic() < end, f"{provider.count} of {count} requests after {timeout_s} s"
+        await asyncio.sleep(0.02)
+
+
+async def no_model() -> LocalEndpoint:
+    """A local model that cannot be started."""
+    raise UnavailableError("local-model-failed", "there is no model here")
+
+
+@contextlib.asynccontextmanager
+async def hand_worker(
+    database_url: str, options: WorkerOptions, workflow_class: type, converter: DataConverter | None = None
+) -> AsyncIterator[WorkerProcess]:
+    """A worker like ``WorkerProcess`` with another workflow class, or with another converter (for control runs)."""
+    process = WorkerProcess(options, SecretStore({}))
+    process.database = Database(database_url)
+    process.client = await connect_temporal(options.temporal)
+    if converter is not None:
+        process.client = await Client.connect(options.temporal.address, data_converter=converter)
+    identity = this_process()
+    await register_process(process.database, identity)
+    context = ActivityContext(process.database, process.secrets, identity.id, ProgressBoard(process.database), no_model)
+    bookkeeping = BookkeepingActivities(context)
+    passed = ("engine.contracts", "engine.converter", "engine.graph", "engine.errors", "pydantic", "pydantic_core")
+    runner = SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*passed))
+    books = Worker(
+        process.client,
+        task_queue=contracts.WORKFLOW_QUEUE,
+        workflows=[workflow_class],
+        activities=[bookkeeping.settle_run, bookkeeping.note_waiting],
+        workflow_runner=runner,
+    )
+    calls = Worker(
+        process.client,
+        task_queue=contracts.pool_queue(QUEUE),
+        activities=[StepActivities(context).perform_step, PlanActivities(context).plan_task],
+    )
+    async with books, calls:
+        yield process
+    await context.close()
+    await process.database.close()

@@ -1,0 +1,105 @@
+"""A bug in workflow code ends the run at once, loudly, with a code; what was paid for is kept (G3-06)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from temporalio.converter import DataConverter
+
+from engine import contracts
+from engine.service import Submission, prepare
+from engine.settings import TemporalSettings
+from engine.store.runs import create_run
+from tests.support.provider import Provider
+from tests.support.runs import ended, lists_plan, submit_plan
+from tests.support.servers import TestServers
+from tests.support.workflows import hand_worker, handle_of, pool_of, temporal_record, until
+from tests.workflow.buggy import CODES, SECRET, BuggyRun
+from worker_pools.process import WorkerOptions, WorkerProcess
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def buggy(servers: TestServers, template_database: str) -> AsyncIterator[WorkerProcess]:
+    url = servers.new_database(template_database)
+    options = WorkerOptions(url, TemporalSettings(servers.temporal_address))
+    async with hand_worker(url, options, BuggyRun) as process:
+        yield process
+    servers.drop_database(url)
+
+
+@pytest.mark.parametrize("kind", range(len(CODES)))
+async def test_a_bug_in_the_plan_loop_fails_the_run_with_its_code(
+    buggy: WorkerProcess, provider: Provider, tmp_path: Path, kind: int
+) -> None:
+    pool = pool_of(tmp_path, provider.base_url, "plain", policy={"steps_max": 16})
+    size = kind + 2
+    plan = lists_plan(["Go."] * size, [[], *[["all"]] * (size - 1)], [0] * size)
+    run_id = await submit_plan(buggy, pool, plan)
+    run = await ended(buggy.database, run_id, timeout_s=10)
+    assert (run.state, run.reason) == ("failed", CODES[kind])
+    assert run.steps[0].state == "succeeded"
+    assert run.steps[0].output
+    assert run.cost_usd > 0
+    assert {step.state for step in run.steps[1:]} == {"cancelled"}
+    assert provider.count == 1
+    assert SECRET.encode() not in await temporal_record(buggy.client, run_id)
+
+
+@pytest.mark.parametrize("request_body", [{"nonsense": 1}, 7, None, {"run_id": "x", "execution": "three"}])
+async def test_an_input_that_cannot_be_read_fails_the_run_it_belongs_to(
+    buggy: WorkerProcess, provider: Provider, tmp_path: Path, request_body: object
+) -> None:
+    pool = pool_of(tmp_path, provider.base_url, "plain")
+    new = prepare(Submission(task="Go.", pool=pool, actor_id="t", plan_text=lists_plan(["Go."], [[]])))
+    run_id = (await create_run(buggy.database, new)).id
+    await buggy.client.start_workflow(
+        contracts.WORKFLOW_TYPE,
+        request_body,
+        id=contracts.workflow_id(str(run_id), 1),
+        task_queue=contracts.WORKFLOW_QUEUE,
+    )
+    run = await ended(buggy.database, run_id, timeout_s=10)
+    assert run.state == "failed"
+    assert (run.reason or "").startswith("bug-")
+    assert provider.count == 0
+
+
+async def _fail_a_workflow_task(process: WorkerProcess, provider: Provider, folder: Path) -> bytes:
+    """The record of a workflow whose signal handler raises: its workflow task fails until somebody ends it."""
+    pool = pool_of(folder, provider.base_url, "sleep-1000ms")
+    run_id = await submit_plan(process, pool, lists_plan(["Go."], [[]], [0]))
+    handle = handle_of(process.client, run_id)
+    await handle.signal(contracts.WAKE_SIGNAL)
+
+    async def failed() -> bool:
+        return b"ValueError" in (record := await temporal_record(process.client, run_id)) or b"bug-value" in record
+
+    await until(failed)
+    record = await temporal_record(process.client, run_id)
+    await handle.terminate("test")
+    return record
+
+
+async def test_a_failed_workflow_task_leaves_a_code_and_nothing_else(
+    buggy: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    record = await _fail_a_workflow_task(buggy, provider, tmp_path)
+    assert b"bug-value-error" in record
+    assert SECRET.encode() not in record
+    assert b'File "' not in record
+
+
+async def test_with_the_default_converter_the_same_bug_is_all_over_the_history(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
+) -> None:
+    """The control run: if this finds nothing, the search of the tests above is blind."""
+    options = WorkerOptions(database_url, TemporalSettings(servers.temporal_address))
+    async with hand_worker(database_url, options, BuggyRun, DataConverter.default) as process:
+        record = await _fail_a_workflow_task(process, provider, tmp_path)
+    assert SECRET.encode() in record
+    assert b'File "' in record

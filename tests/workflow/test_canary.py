@@ -1,0 +1,257 @@
+"""Nothing that people, models or providers write reaches Temporal: runs full of one word, and a search for it.
+
+Every text holds the word. The search covers the whole history of each workflow, its description with pending
+activities, and the file in which the Temporal server keeps everything it ever stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import json
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from engine.service import Submission, submit
+from engine.store.snapshots import RunSnapshot
+from tests.support.provider import Provider
+from tests.support.runs import ended, lists_plan, worker_process
+from tests.support.servers import TestServers
+from tests.support.workflows import (
+    handle_of,
+    history_events,
+    pool_of,
+    provider_reaches,
+    spellings,
+    temporal_record,
+    until,
+)
+from worker_pools.pool import Pool
+from worker_pools.process import WorkerProcess
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+KEY_VARIABLE = "PODIUM_TEST_CANARY"
+
+
+@dataclass
+class Aviary:
+    """A word that no other test knows, and the runs that are full of it."""
+
+    process: WorkerProcess
+    provider: Provider
+    folder: Path
+    word: str = field(default_factory=lambda: f"kanarie{secrets.token_hex(10)}")
+    runs: list[UUID] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.process.secrets.put(KEY_VARIABLE, f"sk-{self.word}")
+
+    def pool(self, *models: str, worker: dict[str, object] | None = None, **changes: object) -> Pool:
+        template = self.folder / "worker.txt"
+        template.write_text(f"{self.word} {{{{nonce}}}} {{{{task}}}} {{{{steps}}}} {{{{subtask}}}} {{{{final}}}}")
+        each = {"api_key": {"env": KEY_VARIABLE}, "attempts_max": 2, **(worker or {})}
+        return pool_of(
+            self.folder, self.provider.base_url, *models, worker=each, worker_prompt=template.name, **changes
+        )
+
+    async def start(self, pool: Pool, *, access: list[list[int]] | None = None, conductor: bool = False) -> UUID:
+        shape = access or [[], [0]]
+        plan = lists_plan([f"{self.word} subtask {n}" for n in range(len(shape))], shape, list(range(len(shape))))
+        submission = Submission(
+            task=f"task {self.word}",
+            pool=pool,
+            actor_id=f"actor-{self.word}",
+            on_behalf_of=f"someone-{self.word}",
+            plan_text=None if conductor else plan,
+        )
+        run_id = (await submit(self.process.database, self.process.client, submission)).id
+        self.runs.append(run_id)
+        return run_id
+
+    async def run(self, pool: Pool, **options: object) -> RunSnapshot:
+        return await ended(self.process.database, await self.start(pool, **options))  # type: ignore[arg-type]  # passed on
+
+    async def search(self) -> None:
+        """Fails if Temporal tells anything of the word, of source code, of this host or of its user."""
+        asked = {self.word, self.word[7:], "Traceback", 'File "', ".py", socket.gethostname(), "sk-"}
+        if len(getpass.getuser()) > 4:
+            asked.add(getpass.getuser())
+        needles = [needle for word in asked for needle in ([word.encode()] if len(word) < 12 else spellings(word))]
+        for run_id in self.runs:
+            record = await temporal_record(self.process.client, run_id)
+            assert b"RunWorkflow" in record
+            assert [needle for needle in needles if needle in record] == []
+
+
+@pytest.fixture
+def aviary(process: WorkerProcess, provider: Provider, tmp_path: Path) -> Iterator[Aviary]:
+    return Aviary(process, provider, tmp_path)  # type: ignore[return-value]  # nothing to tear down
+
+
+def temporal_files(servers: TestServers) -> bytes:
+    """Everything that the server has on disk."""
+    return b"".join(
+        path.read_bytes() for path in servers.home.root.rglob("*") if path.is_file() and "temporal" in path.name
+    )
+
+
+async def test_success_with_a_plan_by_the_conductor(aviary: Aviary, servers: TestServers) -> None:
+    word = aviary.word
+    plan = lists_plan([f"{word} one", f"{word} two"], [[], [0]], [0, 1])
+    aviary.provider.script({"text": f"{word} I plan.\n{plan}", "reasoning": f"{word} thinking"}, model="planner")
+    aviary.provider.script({"text": f"{word} answers", "reasoning": f"{word} thinks"}, model="speaker", times=None)
+    run = await aviary.run(aviary.pool("speaker", "speaker", conductor={"model": "planner"}), conductor=True)
+    assert run.state == "succeeded"
+    assert word in (run.answer or "")
+    await aviary.search()
+    files = temporal_files(servers)
+    assert str(run.id).encode() in files
+    assert [needle for needle in spellings(word) if needle in files] == []
+
+
+FAILURES = {
+    "an echo of the prompt": {"status": 400, "body": {"error": {"message": "WORD is not allowed", "param": "WORD"}}},
+    "a server error": {"status": 500, "body": {"error": {"message": "WORD crashed", "trace": 'File "WORD.py"'}}},
+    "a malformed stream": {"raw_events": ["WORD is not JSON"]},
+    "an error in the stream": {"text": "WORD", "error_event": {"error": {"message": "WORD", "code": 500}}},
+    "a refusal": {"text": "WORD I will not", "refusal": "WORD", "finish_reason": "WORD-finish"},
+    "a wrong key": {"status": 401, "body": {"error": {"message": "Incorrect API key: sk-WORD"}}},
+    "a header": {"status": 429, "headers": {"Retry-After": "WORD", "X-Request-Id": "WORD"}, "raw_body": "WORD"},
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_provider_failures(aviary: Aviary, name: str) -> None:
+    behaviour = json.loads(json.dumps(FAILURES[name]).replace("WORD", aviary.word))
+    aviary.provider.script(behaviour, model="broken", times=None)
+    run = await aviary.run(aviary.pool("plain", "broken"))
+    assert run.state == "failed"
+    assert run.reason is not None
+    await aviary.search()
+
+
+async def test_pending_retries_show_a_code_only(aviary: Aviary) -> None:
+    """The description of a running workflow quotes the last failure of each activity that waits for its retry."""
+    headers = {"Retry-After": "30"}
+    body = {"error": {"message": aviary.word}}
+    aviary.provider.script({"status": 503, "headers": headers, "body": body}, model="busy", times=None)
+    run_id = await aviary.start(aviary.pool("busy"), access=[[]])
+
+    async def retrying() -> bool:
+        return b"overloaded" in await temporal_record(aviary.process.client, run_id)
+
+    await until(retrying)
+    await aviary.search()
+    await handle_of(aviary.process.client, run_id).cancel()
+    assert (await ended(aviary.process.database, run_id)).state == "cancelled"
+    await aviary.search()
+
+
+async def test_a_database_error_that_quotes_rows(aviary: Aviary) -> None:
+    word = aviary.word
+    address = aviary.process.database.url.replace("postgresql+psycopg://", "postgresql://")
+    body = f"""
+        CREATE FUNCTION quote_{word}() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF NEW.kind = 'output' AND position('{word}' IN convert_from(NEW.content, 'UTF8')) > 0 THEN
+                RAISE EXCEPTION 'refused %', '{word}' USING DETAIL = convert_from(NEW.content, 'UTF8'), ERRCODE = '23514';
+            END IF;
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER quote_{word} BEFORE INSERT ON artifacts FOR EACH ROW EXECUTE FUNCTION quote_{word}();
+    """
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(body.encode())
+        try:
+            aviary.provider.script({"text": f"{word} answers"}, model="speaker", times=None)
+            run = await aviary.run(aviary.pool("speaker"), access=[[]])
+        finally:
+            connection.execute(f"DROP TRIGGER quote_{word} ON artifacts".encode())
+    assert run.state == "failed"
+    assert (run.reason or "").startswith("bug-")
+    assert aviary.provider.count == 1
+    await aviary.search()
+
+
+async def test_connections_that_die_in_the_middle_of_a_step(aviary: Aviary) -> None:
+    run_id = await aviary.start(aviary.pool("sleep-700ms"), access=[[]])
+    await provider_reaches(aviary.provider, 1)
+    address = aviary.process.database.url.replace("postgresql+psycopg://", "postgresql://")
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    run = await ended(aviary.process.database, run_id)
+    assert run.state == "succeeded"
+    assert aviary.provider.count == 1
+    await aviary.search()
+
+
+async def test_an_invalid_plan(aviary: Aviary) -> None:
+    aviary.provider.script({"text": f"{aviary.word} is no plan"}, model="planner", times=None)
+    pool = aviary.pool("plain", conductor={"model": "planner"}, policy={"plan_repairs_max": 1})
+    run = await aviary.run(pool, conductor=True)
+    assert (run.state, run.reason) == ("failed", "plan-invalid")
+    await aviary.search()
+
+
+async def test_a_bug_in_an_activity(aviary: Aviary) -> None:
+    async def broken() -> None:
+        try:
+            raise KeyError(aviary.word)
+        except KeyError as error:
+            raise RuntimeError(f"{aviary.word} in a bug") from error
+
+    before = aviary.process.context.local_endpoint
+    aviary.process.context.local_endpoint = broken  # type: ignore[assignment]  # it never returns
+    try:
+        local = aviary.pool("tiny", worker={"base_url": "local", "api_key": None})
+        run = await aviary.run(local, access=[[]])
+    finally:
+        aviary.process.context.local_endpoint = before
+    assert (run.state, run.reason) == ("failed", "bug-runtime-error")
+    assert [attempt.state for attempt in run.steps[0].attempts] == ["unknown"]
+    await aviary.search()
+
+
+async def test_a_cancelled_call(aviary: Aviary) -> None:
+    behaviour = {"text": f"{aviary.word} " * 50, "pieces": 50, "delay_piece_s": 0.2}
+    aviary.provider.script(behaviour, model="slow", times=None)
+    run_id = await aviary.start(aviary.pool("slow"), access=[[]])
+    await provider_reaches(aviary.provider, 1)
+    await handle_of(aviary.process.client, run_id).cancel()
+    run = await ended(aviary.process.database, run_id)
+    assert run.state == "cancelled"
+    await aviary.search()
+
+
+async def test_a_worker_that_is_shut_down(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        process = await stack.enter_async_context(
+            worker_process(database_url, servers.temporal_address, grace_s=0.1)
+        )
+        aviary = Aviary(process, provider, tmp_path)
+        provider.script({"text": aviary.word, "delay_first_s": 60}, model="slow")
+        run_id = await aviary.start(aviary.pool("slow"), access=[[]])
+        await provider_reaches(provider, 1)
+        process.stop()
+        await asyncio.sleep(0.3)
+        client = process.client
+        await stack.aclose()
+        record = await temporal_record(client, run_id)
+        assert b"worker-shutdown" in record
+        await aviary.search()
+        assert await history_events(client, run_id)
+        await handle_of(client, run_id).terminate("end of the test")
