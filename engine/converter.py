@@ -15,13 +15,16 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.converter import DataConverter, DefaultFailureConverter, PayloadConverter
 from temporalio.exceptions import ApplicationError, FailureError
 
+from engine.errors import PodiumError
+
 CODE = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 def bug_code(error: BaseException) -> str:
-    """The code of an exception that nobody raised on purpose: the name of its class, never its message."""
-    name = _WORD.sub("-", type(error).__name__).lower().strip("_").replace("_", "-")
+    """The code of an exception that ends a run: our own code, or the name of its class; never its message."""
+    name = error.code if isinstance(error, PodiumError) else type(error).__name__
+    name = _WORD.sub("-", name).lower().strip("_").replace("_", "-")
     code = f"bug-{name}"
     return code if CODE.fullmatch(code) else "bug"
 

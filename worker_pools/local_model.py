@@ -160,8 +160,9 @@ def server_params(api_key: str, *, threads: int | None, port: int = 0) -> Any:
 def default_threads() -> int:
     """Half of the processors this process may use, from 1 to 4.
 
-    llama.cpp's threads wait for each other by spinning. On two cores that something else keeps busy, three calls at
-    once took 103 s with two threads and 14 s with one; without other load one thread is hardly slower.
+    llama.cpp's threads wait for each other by spinning. On two cores that something else kept busy, three calls at
+    once took 103 s with two threads and 14 s with one. An idle machine would gain from the second thread, but this
+    server always shares its machine with a database, Temporal and a worker.
     """
     return max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 

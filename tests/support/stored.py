@@ -79,9 +79,7 @@ def answered(opened: Opening, text: str = "An answer.", *, cost_usd: Decimal | N
 
 def ended_with(opened: Opening, result: AttemptResult, *, retry: bool = False, **changes: Any) -> Closing:
     """A Close without an output."""
-    return Closing(
-        opened.place, opened.attempt_id, result, retry=retry, attempts_max=opened.attempts_max, **changes
-    )
+    return Closing(opened.place, opened.attempt_id, result, retry=retry, attempts_max=opened.attempts_max, **changes)
 
 
 def plain_url(url: str) -> str:
@@ -143,9 +141,7 @@ class Record:
 
     def kept_texts(self, opened: Opening, kind: str = "output") -> list[bytes]:
         """What is stored of an attempt."""
-        return [
-            row["content"] for row in self.artifacts if (row["owner_id"], row["kind"]) == (opened.attempt_id, kind)
-        ]
+        return [row["content"] for row in self.artifacts if (row["owner_id"], row["kind"]) == (opened.attempt_id, kind)]
 
 
 async def record(url: str, run_id: UUID) -> Record:

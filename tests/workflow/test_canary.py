@@ -6,90 +6,27 @@ activities, and the file in which the Temporal server keeps everything it ever s
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import getpass
 import json
-import secrets
-import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from uuid import UUID
 
 import psycopg
 import pytest
 
-from engine.service import Submission, submit
-from engine.store.snapshots import RunSnapshot
 from tests.support.provider import Provider
-from tests.support.runs import ended, lists_plan, worker_process
+from tests.support.runs import ended, lists_plan
 from tests.support.servers import TestServers
 from tests.support.workflows import (
     handle_of,
-    history_events,
-    pool_of,
     provider_reaches,
     spellings,
     temporal_record,
     until,
 )
-from worker_pools.pool import Pool
+from tests.workflow.aviary import Aviary
 from worker_pools.process import WorkerProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-KEY_VARIABLE = "PODIUM_TEST_CANARY"
-
-
-@dataclass
-class Aviary:
-    """A word that no other test knows, and the runs that are full of it."""
-
-    process: WorkerProcess
-    provider: Provider
-    folder: Path
-    word: str = field(default_factory=lambda: f"kanarie{secrets.token_hex(10)}")
-    runs: list[UUID] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.process.secrets.put(KEY_VARIABLE, f"sk-{self.word}")
-
-    def pool(self, *models: str, worker: dict[str, object] | None = None, **changes: object) -> Pool:
-        template = self.folder / "worker.txt"
-        template.write_text(f"{self.word} {{{{nonce}}}} {{{{task}}}} {{{{steps}}}} {{{{subtask}}}} {{{{final}}}}")
-        each = {"api_key": {"env": KEY_VARIABLE}, "attempts_max": 2, **(worker or {})}
-        return pool_of(
-            self.folder, self.provider.base_url, *models, worker=each, worker_prompt=template.name, **changes
-        )
-
-    async def start(self, pool: Pool, *, access: list[list[int]] | None = None, conductor: bool = False) -> UUID:
-        shape = access or [[], [0]]
-        plan = lists_plan([f"{self.word} subtask {n}" for n in range(len(shape))], shape, list(range(len(shape))))
-        submission = Submission(
-            task=f"task {self.word}",
-            pool=pool,
-            actor_id=f"actor-{self.word}",
-            on_behalf_of=f"someone-{self.word}",
-            plan_text=None if conductor else plan,
-        )
-        run_id = (await submit(self.process.database, self.process.client, submission)).id
-        self.runs.append(run_id)
-        return run_id
-
-    async def run(self, pool: Pool, **options: object) -> RunSnapshot:
-        return await ended(self.process.database, await self.start(pool, **options))  # type: ignore[arg-type]  # passed on
-
-    async def search(self) -> None:
-        """Fails if Temporal tells anything of the word, of source code, of this host or of its user."""
-        asked = {self.word, self.word[7:], "Traceback", 'File "', ".py", socket.gethostname(), "sk-"}
-        if len(getpass.getuser()) > 4:
-            asked.add(getpass.getuser())
-        needles = [needle for word in asked for needle in ([word.encode()] if len(word) < 12 else spellings(word))]
-        for run_id in self.runs:
-            record = await temporal_record(self.process.client, run_id)
-            assert b"RunWorkflow" in record
-            assert [needle for needle in needles if needle in record] == []
 
 
 @pytest.fixture
@@ -233,25 +170,3 @@ async def test_a_cancelled_call(aviary: Aviary) -> None:
     run = await ended(aviary.process.database, run_id)
     assert run.state == "cancelled"
     await aviary.search()
-
-
-async def test_a_worker_that_is_shut_down(
-    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
-) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        process = await stack.enter_async_context(
-            worker_process(database_url, servers.temporal_address, grace_s=0.1)
-        )
-        aviary = Aviary(process, provider, tmp_path)
-        provider.script({"text": aviary.word, "delay_first_s": 60}, model="slow")
-        run_id = await aviary.start(aviary.pool("slow"), access=[[]])
-        await provider_reaches(provider, 1)
-        process.stop()
-        await asyncio.sleep(0.3)
-        client = process.client
-        await stack.aclose()
-        record = await temporal_record(client, run_id)
-        assert b"worker-shutdown" in record
-        await aviary.search()
-        assert await history_events(client, run_id)
-        await handle_of(client, run_id).terminate("end of the test")

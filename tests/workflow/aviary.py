@@ -1,0 +1,70 @@
+"""Runs full of one word, for the tests that search Temporal for it."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import UUID
+
+from engine.service import Submission, submit
+from engine.store.snapshots import RunSnapshot
+from tests.support.provider import Provider
+from tests.support.runs import ended, lists_plan
+from tests.support.workflows import pool_of, spellings, temporal_record
+from worker_pools.pool import Pool
+from worker_pools.process import WorkerProcess
+
+KEY_VARIABLE = "PODIUM_TEST_CANARY"
+
+
+@dataclass
+class Aviary:
+    """A word that no other test knows, and the runs that are full of it."""
+
+    process: WorkerProcess
+    provider: Provider
+    folder: Path
+    word: str = field(default_factory=lambda: f"kanarie{secrets.token_hex(10)}")
+    runs: list[UUID] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.process.secrets.put(KEY_VARIABLE, f"sk-{self.word}")
+
+    def pool(self, *models: str, worker: dict[str, object] | None = None, **changes: object) -> Pool:
+        template = self.folder / "worker.txt"
+        template.write_text(f"{self.word} {{{{nonce}}}} {{{{task}}}} {{{{steps}}}} {{{{subtask}}}} {{{{final}}}}")
+        each = {"api_key": {"env": KEY_VARIABLE}, "attempts_max": 2, **(worker or {})}
+        return pool_of(
+            self.folder, self.provider.base_url, *models, worker=each, worker_prompt=template.name, **changes
+        )
+
+    async def start(self, pool: Pool, *, access: list[list[int]] | None = None, conductor: bool = False) -> UUID:
+        shape = access or [[], [0]]
+        plan = lists_plan([f"{self.word} subtask {n}" for n in range(len(shape))], shape, list(range(len(shape))))
+        submission = Submission(
+            task=f"task {self.word}",
+            pool=pool,
+            actor_id=f"actor-{self.word}",
+            on_behalf_of=f"someone-{self.word}",
+            plan_text=None if conductor else plan,
+        )
+        run_id = (await submit(self.process.database, self.process.client, submission)).id
+        self.runs.append(run_id)
+        return run_id
+
+    async def run(self, pool: Pool, **options: object) -> RunSnapshot:
+        return await ended(self.process.database, await self.start(pool, **options))  # type: ignore[arg-type]  # passed on
+
+    async def search(self) -> None:
+        """Fails if Temporal tells anything of the word, of source code, of this host or of its user."""
+        asked = {self.word, self.word[7:], "Traceback", 'File "', ".py", socket.gethostname(), "sk-"}
+        if len(getpass.getuser()) > 4:
+            asked.add(getpass.getuser())
+        needles = [needle for word in asked for needle in ([word.encode()] if len(word) < 12 else spellings(word))]
+        for run_id in self.runs:
+            record = await temporal_record(self.process.client, run_id)
+            assert b"RunWorkflow" in record
+            assert [needle for needle in needles if needle in record] == []
