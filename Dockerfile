@@ -17,10 +17,10 @@ COPY migrations migrations
 RUN /opt/podium/bin/pip install --no-cache-dir --no-deps .
 
 FROM python:3.11-slim-bookworm
-RUN useradd --uid 10001 --create-home podium
+RUN useradd --uid 10001 --home-dir /srv/podium --create-home podium
 COPY --from=build /opt/podium /opt/podium
 ENV PATH=/opt/podium/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER podium
-WORKDIR /home/podium
+WORKDIR /srv/podium
 ENTRYPOINT ["podium"]
 CMD ["--help"]

@@ -10,7 +10,8 @@ TASK ?= What is gravity? Explain it to a child.
 POOL ?= local
 ARGS ?=
 # A task may hold dollar signs, quotes and backquotes, so neither make nor the shell may read it: it goes by environment.
-export TASK := $(value TASK)
+override TASK := $(value TASK)
+export TASK
 
 KEY := $(shell { cat pyproject.toml constraints.txt; pwd; } | sha256sum | cut -c1-16)
 FOR_USE := .venv/installed-for-use-$(KEY)

@@ -8,15 +8,20 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import ParamSpec, TypeVar
 
+from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from engine.converter import bug_code
-from engine.errors import UnavailableError
+from engine.errors import BugError, UnavailableError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 UNAVAILABLE_PAUSE = timedelta(seconds=2)
+# What a worker says of a run of another database, where two databases were set up with one Temporal namespace.
+_ELSEWHERE = frozenset({"run-unknown", "step-unknown"})
+_ELSEWHERE_PAUSE = timedelta(seconds=0.5)
+_ELSEWHERE_TRIES_MAX = 60
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +39,15 @@ def guarded(function: Callable[Arguments, Awaitable[Result]]) -> Callable[Argume
             raise
         except UnavailableError as error:
             raise ApplicationError(error.code, type=error.code, next_retry_delay=UNAVAILABLE_PAUSE) from None
+        except BugError as error:
+            # Its own worker may pick it up; a run that nobody knows fails after a while.
+            lost = error.code not in _ELSEWHERE or activity.info().attempt >= _ELSEWHERE_TRIES_MAX
+            if lost:
+                _log.exception("an activity failed with a bug")
+            else:
+                _log.warning("%s is not in this worker's database", activity.info().workflow_id)
+            code = bug_code(error)
+            raise ApplicationError(code, type=code, non_retryable=lost, next_retry_delay=_ELSEWHERE_PAUSE) from None
         except Exception as error:  # noqa: BLE001  # the edge is here for exactly this
             _log.exception("an activity failed with a bug")
             code = bug_code(error)

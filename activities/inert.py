@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 
-# Control tokens of chat templates. `<|x|>` is written by most families, `<｜x｜>` by DeepSeek, `<|x>` and `<x|>` by Gemma,
-# `[|x|]` by EXAONE; then those of Mistral, Llama 2, Gemma, T5, GLM, InternLM, Seed, Baichuan and MiniMax.
+# Control tokens of chat templates. `<|x|>` is written by most families, `<｜x｜>` by DeepSeek, `<|x>` and `<x|>` by
+# Gemma, `[|x|]` by EXAONE; then those of Mistral, Llama 2, Gemma, T5, GLM, InternLM, Seed, Baichuan and MiniMax.
 # Every repetition is bounded and every white space possessive, so that hostile text costs linear time.
 _CONTROL = re.compile(
     r"""

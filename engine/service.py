@@ -16,6 +16,7 @@ from activities.executions import first_request, start_workflow
 from activities.plan_text import read_plan, template_draft
 from engine.errors import InputError, UnavailableError
 from engine.plan import PlanError
+from engine.plan.template import template_names
 from engine.store.database import Database
 from engine.store.ids import new_run_id
 from engine.store.planning import RejectedPlan
@@ -118,6 +119,12 @@ def prepare(submission: Submission) -> NewRun:
 def refuse_unsupported(pool: Pool) -> None:
     """Refuses policies that this version does not carry out yet, instead of ignoring them."""
     policy = pool.policy
+    if policy.on_invalid_plan != "fail" and policy.on_invalid_plan not in template_names():
+        raise InputError(
+            "unknown-template",
+            f"policy.on_invalid_plan: there is no template {policy.on_invalid_plan!r}",
+            hint=f"there are {', '.join(template_names())}",
+        )
     if policy.on_failed_step != "fail":
         _not_yet(f"policy.on_failed_step: {policy.on_failed_step}")
     if policy.rounds_max != 1:

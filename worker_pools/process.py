@@ -90,7 +90,17 @@ class WorkerProcess:
     _stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def start(self) -> None:
-        """Connects, checks that the two stores belong together, takes over from dead predecessors, starts polling."""
+        """Connects, checks that the two stores belong together, takes over from dead predecessors, starts polling.
+
+        Raises UnavailableError when a service does not answer or belongs to another database; nothing stays open then.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.shut_down()
+            raise
+
+    async def _start(self) -> None:
         self.database = Database(self.options.database_url, pool_size=self.options.database_connections)
         self.client = await connect_temporal(self.options.temporal, identity=self.identity.id)
         await remember_cluster(

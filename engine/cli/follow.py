@@ -16,7 +16,7 @@ from uuid import UUID
 from activities.progress import CHANNEL
 from engine.cli import terminal
 from engine.cli.render import duration
-from engine.errors import ExitCode, InputError, PodiumError, UnavailableError
+from engine.errors import ExitCode, InputError, UnavailableError
 from engine.store.database import Database
 from engine.store.snapshots import RunSnapshot
 from engine.store.states import RUN_ENDED
@@ -25,6 +25,9 @@ from engine.store.watching import RunProgress, listen, read_progress
 POLL_S: Final = 0.2
 # A step that waits for a key asks for it every 5 s; a key that was just handed over needs that long to be found.
 PATIENCE_S: Final = 12.0
+# A database that restarts or fails over is back within seconds; who follows a run need not notice.
+OUTAGE_S: Final = 15.0
+RETRY_PAUSE_S: Final = 0.5
 # Reasons to wait that end only when somebody does something.
 SOMEBODY: Final = frozenset({"secret-missing", "review", "operator", "budget"})
 EXIT_CODES: Final[dict[str, ExitCode]] = {
@@ -43,10 +46,6 @@ class View(Protocol):
 
     def pieces(self, round_number: int, place: str, count: int) -> None:
         """So many pieces (about one a token) of an answer have arrived; `place` is `plan` or a position."""
-
-
-class Interrupted(Exception):  # noqa: N818  # no error: the user left
-    """The user stopped following; the run goes on."""
 
 
 async def follow(
@@ -76,30 +75,40 @@ async def follow(
 
 
 async def _look(database: Database, run_id: UUID) -> RunProgress:
-    try:
-        progress = await read_progress(database, run_id)
-    except UnavailableError as error:
-        raise UnavailableError(
-            error.code,
-            f"{error.message}; run {run_id} is on record and goes on when it is back",
-            hint=f"podium watch {run_id}",
-        ) from None
-    if progress is None:
-        raise InputError("run-unknown", f"there is no run {run_id}")
-    return progress
+    give_up_at = time.monotonic() + OUTAGE_S
+    while True:
+        try:
+            progress = await read_progress(database, run_id)
+        except UnavailableError as error:
+            if time.monotonic() < give_up_at:
+                await asyncio.sleep(RETRY_PAUSE_S)
+                continue
+            raise UnavailableError(
+                error.code,
+                f"{error.message}; run {run_id} is on record and goes on when it is back",
+                hint=f"podium watch {run_id}",
+            ) from None
+        if progress is None:
+            raise InputError("run-unknown", f"there is no run {run_id}")
+        return progress
 
 
 @asynccontextmanager
 async def _listening(database: Database, run_id: UUID, view: View) -> AsyncIterator[None]:
     async def hear() -> None:
-        # Progress of tokens is a courtesy: whatever keeps it from coming must not disturb the rest.
-        with contextlib.suppress(PodiumError, OSError):
-            async with contextlib.aclosing(listen(database, CHANNEL)) as payloads:
-                async for payload in payloads:
-                    for line in payload.splitlines():
-                        own, round_number, place, count = line.split(" ")
-                        if own == str(run_id):
-                            view.pieces(int(round_number), place, int(count))
+        while True:
+            # Progress of tokens is a courtesy: whatever keeps it from coming must not disturb the rest.
+            with contextlib.suppress(OSError):
+                async with contextlib.aclosing(listen(database, CHANNEL)) as payloads:
+                    async for payload in payloads:
+                        tell(payload)
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    def tell(payload: str) -> None:
+        for line in payload.splitlines():
+            own, round_number, place, count = line.split(" ")
+            if own == str(run_id):
+                view.pieces(int(round_number), place, int(count))
 
     task = asyncio.create_task(hear())
     try:

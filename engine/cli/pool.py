@@ -25,10 +25,12 @@ def pool() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON object.")
 def check(name: str, keys: bool, as_json: bool) -> int:
     """Check the pool NAME, or the one in FILE: every key of the file, every model, and whether its keys are set."""
-    from engine.service import refuse_unsupported
     from worker_pools.pool import load_pool
 
     found = load_pool(name)
+
+    from engine.service import refuse_unsupported
+
     refuse_unsupported(found)
     missing = missing_keys(found)
     if as_json:
@@ -38,7 +40,8 @@ def check(name: str, keys: bool, as_json: bool) -> int:
     warnings = [f"{spell(reference)} is not set; {who(found, reference)} needs it" for reference in missing]
     if missing and keys:
         if as_json:
-            terminal.err(f"error: {warnings[0]}")
+            for warning in warnings:
+                terminal.err(f"error: {warning}")
             return ExitCode.BAD_INPUT
         raise InputError("key-missing", "\n".join(warnings), hint="set it, then try again")
     for warning in warnings:

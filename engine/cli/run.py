@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from worker_pools.pool import Pool, Worker
 
 LOCAL_REMARK: Final = (
-    "the pool `local` is a real but very small model (135 million parameters): it shows how Podium works, "
-    "its answers are often wrong; --pool FILE takes models of your own"
+    "the local model is real but very small (135 million parameters): it shows how Podium works, and its answers are "
+    "often wrong; --pool FILE takes models of your own"
 )
 
 
@@ -67,17 +67,21 @@ def run(  # noqa: PLR0917  # click passes them by name
     TASK may also come from --file or from a pipe. Ctrl-C leaves the run going on.
     """
     from engine.cli.inputs import STDIN, plan_text, task_bytes
-    from engine.service import Submission, prepare, read_task
     from engine.settings import load_settings
-    from worker_pools.pool import load_pool
 
     if plan_file is not None and template is not None:
         raise InputError("plan-twice", "--plan and --template exclude each other", hint="give one of them")
     if plan_file == STDIN and (task_file == STDIN or task in (None, STDIN)) and task_file in (None, STDIN):
         raise InputError("stdin-twice", "task and plan cannot both come from standard input", hint="use a file for one")
     settings = load_settings()
+    content = task_bytes(task, task_file)
+
+    # Imported only now: it takes a second, and what is wrong with files and options was said at once.
+    from engine.service import Submission, prepare, read_task
+    from worker_pools.pool import load_pool
+
     submission = Submission(
-        task=read_task(task_bytes(task, task_file)),
+        task=read_task(content),
         pool=load_pool(pool_name),
         actor_id=settings.actor_id,
         on_behalf_of=settings.on_behalf_of,

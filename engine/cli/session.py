@@ -6,6 +6,7 @@ A command must check all its input before it opens a session: opening one may st
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -74,8 +75,21 @@ async def open_session(
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs a command's coroutine; Ctrl-C cancels it and comes back as KeyboardInterrupt."""
-    return asyncio.run(work)
+    """Runs a command's coroutine; Ctrl-C and SIGTERM cancel it and come back as KeyboardInterrupt.
+
+    So a command that is told to end leaves the terminal as it found it. A coroutine may set handlers of its own.
+    """
+
+    async def cancellable() -> Result:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(cancellable())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def settings_for_reading(reference: str | None = None) -> Settings | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,7 @@ async def _work(settings: Settings, queues: tuple[str, ...], *, all_queues: bool
     from worker_pools.process import WorkerOptions, WorkerProcess
     from worker_pools.secrets import SecretStore
 
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     assert settings.database_url is not None
     assert settings.temporal is not None
     await asyncio.to_thread(require_current_schema, settings.database_url)

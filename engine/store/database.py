@@ -46,6 +46,7 @@ class Database:
 
     def __init__(self, url: str, *, pool_size: int = 10) -> None:
         self.url = url
+        self._unwanted: set[asyncio.Task[Connection]] = set()
         self.engine: AsyncEngine = create_async_engine(
             url,
             pool_size=pool_size,
@@ -59,6 +60,7 @@ class Database:
                 "prepare_threshold": None,
                 "connect_timeout": 10,
                 "application_name": "podium",
+                "async_creator_fn": self._connect,
                 **_KEEPALIVE,
             },
         )
@@ -68,6 +70,26 @@ class Database:
     async def close(self) -> None:
         """Closes all connections."""
         await self.engine.dispose()
+        await asyncio.gather(*self._unwanted, return_exceptions=True)
+
+    async def _connect(self, *args: Any, **options: Any) -> Connection:
+        """Connects; when it is cancelled meanwhile, the connection is made all the same and then closed.
+
+        psycopg would leave the socket open, and the server would wait for the password for a minute.
+        """
+        making = asyncio.create_task(psycopg.AsyncConnection.connect(*args, **options))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            self._unwanted.add(making)
+            making.add_done_callback(self._close_unwanted)
+            raise
+
+    def _close_unwanted(self, making: asyncio.Task[Connection]) -> None:
+        self._unwanted.discard(making)
+        if not making.cancelled() and making.exception() is None:
+            # libpq's own way to close is not a coroutine, which a callback could not wait for.
+            making.result().pgconn.finish()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -87,7 +109,7 @@ class Database:
             try:
                 return await exchange(raw, statements)
             except BaseException:
-                await raw.close()
+                await _discard(pooled, raw)
                 raise
 
     async def write(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
@@ -118,11 +140,12 @@ class Database:
                 result = await work(raw)
                 await raw.commit()
             except Exception:
-                await _rollback_or_close(raw)
+                if not await _rolled_back(raw):
+                    await _discard(pooled, raw)
                 raise
             except BaseException:
                 # Cancelled in the middle of an exchange: the state of the link is not worth finding out.
-                await raw.close()
+                await _discard(pooled, raw)
                 raise
             else:
                 return result
@@ -132,22 +155,30 @@ async def _raw(pooled: AsyncConnection) -> Connection:
     return cast("Connection", (await pooled.get_raw_connection()).driver_connection)
 
 
-async def _rollback_or_close(raw: Connection) -> None:
-    """Leaves a connection that the pool may hand on; a closed one is replaced by the pool."""
+async def _rolled_back(raw: Connection) -> bool:
+    """Rolls back; whether the pool may hand the connection on."""
     if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
-        await raw.close()
+        return False
     try:
         await raw.rollback()
     except psycopg.Error:
-        await raw.close()
+        return False
+    return True
+
+
+async def _discard(pooled: AsyncConnection, raw: Connection) -> None:
+    """Closes a connection in an unknown state; the pool makes another one. The server rolls back what was open."""
+    await raw.close()
+    await pooled.invalidate()
 
 
 def _prepare_session(connection: Any, _record: object) -> None:
     """Makes times come back in UTC and readable, whatever the server, the role or the environment says."""
+    connection.autocommit = True
     cursor = connection.cursor()
     cursor.execute("SELECT set_config('timezone', 'UTC', false), set_config('datestyle', 'ISO', false)")
     cursor.close()
-    connection.commit()
+    connection.autocommit = False
 
 
 def _refuse_dead(connection: Any, _record: object, _proxy: object) -> None:

@@ -15,7 +15,11 @@ def check_command_line(arguments: Sequence[str]) -> None:
     rest = list(arguments)
     context: click.Context | None = None
     while True:
-        context = command.make_context(command.name or "podium", rest, parent=context)
+        try:
+            context = command.make_context(command.name or "podium", rest, parent=context)
+        except click.exceptions.Exit:
+            # `--help` and `--version` have said what there is to say.
+            return
         if not isinstance(command, click.Group):
             return
         # What a group does not take for itself is the name of a sub-command and its arguments.

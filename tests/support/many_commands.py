@@ -28,6 +28,7 @@ def spawn(arguments: list[str]) -> int:
         os.dup2(nothing, descriptor)
     sys.argv = ["podium", *arguments]
     main()
+    raise AssertionError("the command came back")
 
 
 def run_all(commands: list[list[str]]) -> list[int]:
@@ -50,7 +51,15 @@ def reap(waiting: dict[int, int], codes: dict[int, int]) -> None:
 if __name__ == "__main__":
     for module, _, _ in COMMANDS.values():
         import_module(module)
-    for module in ("service", "temporal_client", "keeper.client", "store.schema", "cli.checks", "cli.views", "cli.tables"):
+    for module in (
+        "service",
+        "temporal_client",
+        "keeper.client",
+        "store.schema",
+        "cli.checks",
+        "cli.views",
+        "cli.tables",
+    ):
         import_module(f"engine.{module}")
     given = json.loads(sys.stdin.read())
     print(json.dumps(run_all(given)))

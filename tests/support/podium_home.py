@@ -40,9 +40,7 @@ class PodiumHome:
     def podium(self, *arguments: str | bytes, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> Done:
         return podium(*arguments, home=self.home, stdin=stdin, env={**self.env, **(env or {})}, cwd=self.folder)
 
-    def run(
-        self, task: str, *options: str, plan: str | None = None, env: Mapping[str, str] | None = None
-    ) -> Done:
+    def run(self, task: str, *options: str, plan: str | None = None, env: Mapping[str, str] | None = None) -> Done:
         """`podium run` with the pool of the stand-in and, if given, the text of a plan."""
         if plan is not None:
             (self.folder / "plan.txt").write_text(plan)
@@ -75,6 +73,6 @@ class PodiumHome:
         self.close()
 
 
-def interrupt(process: subprocess.Popen[str]) -> None:
-    """What Ctrl-C in a terminal does: the whole group gets SIGINT."""
-    os.killpg(process.pid, signal.SIGINT)
+def interrupt(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> None:
+    """What Ctrl-C in a terminal does: the whole group gets the signal."""
+    os.killpg(process.pid, number)

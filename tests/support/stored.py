@@ -198,7 +198,7 @@ def check_invariants(kept: Record) -> None:
             said["attempt", data["attempt"]] = "sent"
         elif entry["type"] == "attempt.closed":
             said["attempt", data["attempt"]] = data["state"]
-    true = {("run",): kept.run["state"]}
+    true: dict[Any, str] = {("run",): kept.run["state"]}
     true |= {("step", step["position"]): step["state"] for step in kept.steps}
     true |= {("attempt", str(row["id"])): row["state"] for row in attempts}
     assert said == true

@@ -15,8 +15,8 @@ from engine.errors import ExitCode
 from engine.plan.template import template_names
 from engine.store.planning import RejectedPlan
 from tests.support.command_line import check_command_line
-from worker_pools.pool import load_pool, parse_pool
-from worker_pools.pool.file import packaged_pool_names
+from worker_pools.pool import load_pool
+from worker_pools.pool.file import packaged_pool_names, parse_pool
 
 CHECKOUT = Path(__file__).parents[2]
 TEXTS = {name: (CHECKOUT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
@@ -54,10 +54,7 @@ def test_each_podium_command_is_one_that_podium_understands(name: str, line: str
         assert "not there yet" in README
         assert "audit" not in COMMANDS
         return
-    try:
-        check_command_line(arguments)
-    except click.exceptions.Exit as ended:
-        assert ended.exit_code == 0, f"{name}: {line}"
+    check_command_line(arguments)
     for word in arguments:
         if word.startswith("examples/"):
             assert (CHECKOUT / word).is_file(), f"{name}: {line}"

@@ -144,10 +144,7 @@ async def test_an_invalid_plan(aviary: Aviary) -> None:
 
 async def test_a_bug_in_an_activity(aviary: Aviary) -> None:
     async def broken() -> None:
-        try:
-            raise KeyError(aviary.word)
-        except KeyError as error:
-            raise RuntimeError(f"{aviary.word} in a bug") from error
+        raise RuntimeError(f"{aviary.word} in a bug") from KeyError(aviary.word)
 
     before = aviary.process.context.local_endpoint
     aviary.process.context.local_endpoint = broken  # type: ignore[assignment]  # it never returns

@@ -72,11 +72,13 @@ async def test_two_steps_that_end_together_are_settled(
 
 
 @pytest.mark.parametrize(("policy", "calls", "state"), [("run", 3, "succeeded"), ("skip", 2, "skipped")])
-async def test_unread_steps_follow_the_pool(
+async def test_unread_steps_follow_the_pool(  # noqa: PLR0917  # pytest passes names
     process: WorkerProcess, provider: Provider, tmp_path: Path, policy: str, calls: int, state: str
 ) -> None:
     pool = pool_of(tmp_path, provider.base_url, "a", "b", "c", policy={"unread_steps": policy})
-    run = await ended(process.database, await submit_plan(process, pool, lists_plan(["Go."] * 3, [[], [], [0]], [0, 1, 2])))
+    run = await ended(
+        process.database, await submit_plan(process, pool, lists_plan(["Go."] * 3, [[], [], [0]], [0, 1, 2]))
+    )
     assert run.state == "succeeded"
     assert run.steps[1].state == state
     assert provider.count == calls

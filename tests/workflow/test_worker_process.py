@@ -1,33 +1,236 @@
-"""Worker processes that end: in order, in the middle of a call, and by kill -9."""
+"""Worker processes that end: in order, in the middle of a call, and by kill -9 (G5-01, G3-05)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import psycopg
+import pytest
+
+from engine.service import Submission, submit
+from engine.settings import TemporalSettings
+from engine.store.database import Database
+from engine.temporal_client import connect_temporal
+from tests.support.processes import CHECKOUT, environment
 from tests.support.provider import Provider
-from tests.support.runs import worker_process
+from tests.support.runs import ended, lists_plan, submit_plan, worker_process
 from tests.support.servers import TestServers
-from tests.support.workflows import handle_of, provider_reaches, temporal_record
+from tests.support.workflows import handle_of, pool_of, provider_reaches, run_of, temporal_record, until
 from tests.workflow.aviary import Aviary
+from worker_pools.pool import Pool
+
+ONE = lists_plan(["Go."], [[]], [0])
 
 
-async def test_a_worker_that_is_shut_down(
-    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
+class WorkerChild:
+    """A worker in a process of its own."""
+
+    def __init__(self, database_url: str, address: str, folder: Path, grace_s: float = 0.2) -> None:
+        self.log = folder / f"worker-{time.monotonic_ns()}.log"
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-W",
+                    "always",
+                    "-m",
+                    "tests.support.worker_main",
+                    database_url,
+                    address,
+                    str(grace_s),
+                ],
+                stdout=log,
+                stderr=log,
+                env=environment(),
+                cwd=CHECKOUT,
+            )
+
+    def says(self, word: str, *, timeout_s: float = 20.0) -> None:
+        end = time.monotonic() + timeout_s
+        while word not in self.log.read_text():
+            assert self._process.poll() is None, self.log.read_text()
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.02)
+
+    def end(self, number: int) -> int:
+        """Sends the signal and waits."""
+        if self._process.poll() is None:
+            os.kill(self._process.pid, number)
+        return self._process.wait(30)
+
+
+@dataclass
+class Nursery:
+    """Starts workers in processes of their own; none outlives its test."""
+
+    database_url: str
+    address: str
+    folder: Path
+    children: list[WorkerChild] = field(default_factory=list)
+
+    def start(self, **options: Any) -> WorkerChild:
+        self.children.append(WorkerChild(self.database_url, self.address, self.folder, **options))
+        return self.children[-1]
+
+
+@pytest.fixture
+def nursery(servers: TestServers, database_url: str, tmp_path: Path) -> Iterator[Nursery]:
+    started = Nursery(database_url, servers.temporal_address, tmp_path)
+    yield started
+    for child in started.children:
+        child.end(signal.SIGKILL)
+
+
+async def submit_from_outside(database: Database, address: str, pool: Pool, plan: str) -> Any:
+    """Submits the way a command does: from a process that is no worker."""
+    client = await connect_temporal(TemporalSettings(address))
+    submission = Submission(task="What?", pool=pool, actor_id="tester", plan_text=plan)
+    return (await submit(database, client, submission)).id
+
+
+async def test_a_call_of_a_killed_worker_is_made_once_more_and_nothing_else_is(
+    nursery: Nursery, database: Database, provider: Provider, tmp_path: Path
 ) -> None:
+    first = nursery.start()
+    first.says("ready")
+    provider.script({"delay_first_s": 60}, model="second")
+    pool = pool_of(tmp_path, provider.base_url, "first", "second")
+    run_id = await submit_from_outside(database, nursery.address, pool, lists_plan(["Go."] * 2, [[], [0]], [0, 1]))
+    await provider_reaches(provider, 2)
+    first.end(signal.SIGKILL)
+    assert "imported after initial workflow load" not in first.log.read_text()
+    nursery.start().says("ready")
+    begun = time.monotonic()
+    run = await ended(database, run_id)
+    # Far below the heartbeat timeout: the successor proved its predecessor dead.
+    assert time.monotonic() - begun < 6
+    assert run.state == "succeeded"
+    assert [request["model"] for request in provider.requests] == ["first", "second", "second"]
+    assert [attempt.state for attempt in run.steps[1].attempts] == ["unknown", "succeeded"]
+    assert [str(attempt.id) for attempt in run.steps[1].attempts] == [r["attempt_id"] for r in provider.requests[1:]]
+    assert not run.cost_complete
+
+
+async def test_a_planning_call_of_a_killed_worker_is_made_once_more(
+    nursery: Nursery, database: Database, provider: Provider, tmp_path: Path
+) -> None:
+    first = nursery.start()
+    first.says("ready")
+    provider.script({"delay_first_s": 60}, {"text": ONE}, model="planner")
+    pool = pool_of(tmp_path, provider.base_url, "plain", conductor={"model": "planner"})
+    client = await connect_temporal(TemporalSettings(nursery.address))
+    run_id = (await submit(database, client, Submission(task="What?", pool=pool, actor_id="t"))).id
+    await provider_reaches(provider, 1)
+    first.end(signal.SIGKILL)
+    # Two successors at once must not fail the same call twice: the second would hit the call made again.
+    for child in [nursery.start(), nursery.start()]:
+        child.says("ready")
+    begun = time.monotonic()
+    run = await ended(database, run_id)
+    assert time.monotonic() - begun < 6
+    assert run.state == "succeeded"
+    assert [request["model"] for request in provider.requests] == ["planner", "planner", "plain"]
+    assert [attempt.state for attempt in run.planning] == ["unknown", "succeeded"]
+
+
+async def test_a_sigterm_with_enough_grace_lets_the_call_finish(
+    nursery: Nursery, database: Database, provider: Provider, tmp_path: Path
+) -> None:
+    first = nursery.start(grace_s=10)
+    first.says("ready")
+    pool = pool_of(tmp_path, provider.base_url, "sleep-1000ms")
+    run_id = await submit_from_outside(database, nursery.address, pool, ONE)
+    await provider_reaches(provider, 1)
+    assert await asyncio.to_thread(first.end, signal.SIGTERM) == 0
+    run = await run_of(database, run_id)
+    assert (run.state, provider.count) == ("succeeded", 1)
+    assert [attempt.state for attempt in run.steps[0].attempts] == ["succeeded"]
+
+
+@contextlib.asynccontextmanager
+async def stopped_in_a_call(
+    servers: TestServers, database_url: str, provider: Provider, folder: Path
+) -> AsyncIterator[Aviary]:
+    """A worker whose grace period is too short for the call that it is in; it has ended when this is entered."""
     async with contextlib.AsyncExitStack() as stack:
         process = await stack.enter_async_context(worker_process(database_url, servers.temporal_address, grace_s=0.1))
-        aviary = Aviary(process, provider, tmp_path)
+        aviary = Aviary(process, provider, folder)
         provider.script({"text": aviary.word, "delay_first_s": 60}, model="slow")
-        run_id = await aviary.start(aviary.pool("slow"), access=[[]])
+        await aviary.start(aviary.pool("slow", worker={"attempts_max": 1}), access=[[]])
         await provider_reaches(provider, 1)
-        process.stop()
-        await asyncio.sleep(0.3)
-        client = process.client
         await stack.aclose()
-        record = await temporal_record(client, run_id)
-        assert b"worker-shutdown" in record
+        yield aviary
+
+
+async def test_a_call_cut_off_by_a_shutdown_is_unknown_and_does_not_count(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
+) -> None:
+    async with stopped_in_a_call(servers, database_url, provider, tmp_path) as aviary:
+        assert provider.requests[0]["disconnected"]
+        assert b"worker-shutdown" in await temporal_record(aviary.process.client, aviary.runs[0])
         await aviary.search()
-        assert await history_events(client, run_id)
-        await handle_of(client, run_id).terminate("end of the test")
+        async with worker_process(database_url, servers.temporal_address) as successor:
+            successor.secrets.put("PODIUM_TEST_CANARY", "sk-new")
+            run = await ended(successor.database, aviary.runs[0])
+        assert run.state == "succeeded"
+        attempts = [(attempt.state, attempt.error_code) for attempt in run.steps[0].attempts]
+        assert attempts == [("unknown", "worker-shutdown"), ("succeeded", None)]
+        assert provider.count == 2
+        await aviary.search()
+
+
+@pytest.mark.slow
+async def test_a_close_that_waits_for_the_database_longer_than_a_heartbeat_repeats_no_call(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
+) -> None:
+    address = database_url.replace("postgresql+psycopg://", "postgresql://")
+    async with worker_process(database_url, servers.temporal_address) as process:
+        pool = pool_of(tmp_path, provider.base_url, "sleep-700ms")
+        run_id = await submit_plan(process, pool, ONE)
+        await provider_reaches(provider, 1)
+        with psycopg.connect(address) as holder:
+            holder.execute("SELECT 1 FROM runs WHERE id = %s FOR UPDATE", (run_id,))
+            await asyncio.sleep(13)
+        run = await ended(process.database, run_id)
+    assert (run.state, provider.count) == ("succeeded", 1)
+    assert [attempt.state for attempt in run.steps[0].attempts] == ["succeeded"]
+
+
+async def test_a_queue_that_is_added_later_is_served(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
+) -> None:
+    async with worker_process(database_url, servers.temporal_address, all_queues=True) as process:
+        pool = pool_of(tmp_path, provider.base_url, "plain", worker={"queue": "other"})
+        run = await ended(process.database, await submit_plan(process, pool, ONE))
+        assert run.state == "succeeded"
+
+
+async def test_a_queue_that_nobody_polls_is_a_step_that_waits(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A minute in production; the workflow reads the number from the module that is passed through to it.
+    monkeypatch.setattr("engine.contracts.NO_WORKER_TIMEOUT", timedelta(seconds=1))
+    async with worker_process(database_url, servers.temporal_address) as process:
+        pool = pool_of(tmp_path, provider.base_url, "plain", worker={"queue": "nobody"})
+        run_id = await submit_plan(process, pool, ONE)
+
+        async def waits() -> bool:
+            run = await run_of(process.database, run_id)
+            return (run.state, run.reason, run.steps[0].reason) == ("waiting", "no-worker", "no-worker")
+
+        await until(waits)
+        process.ensure_queues(["nobody"])
+        run = await ended(process.database, run_id)
+        assert run.state == "succeeded"
+        assert await handle_of(process.client, run_id).result()

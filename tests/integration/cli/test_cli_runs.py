@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,11 +110,12 @@ def test_detach_prints_the_id_and_watch_follows_to_the_same_end(home: PodiumHome
     assert "step 2 slow succeeded" in watched.err
 
 
-def test_ctrl_c_detaches_and_the_run_goes_on(home: PodiumHome, provider: Provider):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_detaches_and_the_run_goes_on(number: signal.Signals, home: PodiumHome, provider: Provider):
     (home.folder / "plan.txt").write_text(SLOW)
     process = home.start("run", "Go on.", "--pool", "./pool.yaml", "--plan", "plan.txt")
     provider.wait_for(1, timeout_s=60)
-    interrupt(process)
+    interrupt(process, number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert out == ""
@@ -151,7 +153,9 @@ def test_list_shows_the_newest_first_and_by_state(home: PodiumHome):
     assert "\x1b" not in plain.out
 
 
-def test_the_same_idempotency_key_gives_the_same_run_and_another_request_is_refused(home: PodiumHome, provider: Provider):
+def test_the_same_idempotency_key_gives_the_same_run_and_another_request_is_refused(
+    home: PodiumHome, provider: Provider
+):
     first = home.run("Once.", "--idempotency-key", "k1", "--json", plan=ONE).json["id"]
     again = home.run("Once.", "--idempotency-key", "k1", "--json", plan=ONE)
     assert (again.code, again.json["id"]) == (0, first)

@@ -10,8 +10,10 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from engine.store import queries
 from engine.store.attempts import Closing, close_step_attempt, open_attempt
 from engine.store.database import Database
+from engine.store.exchange import Connection, exchange
 from engine.store.inputs import read_step_inputs
 from engine.store.planning import close_planning_attempt
 from engine.store.processes import register_process, this_process
@@ -127,7 +129,7 @@ async def test_a_write_whose_link_dies_around_its_commit_counts_once_and_answers
 @pytest.mark.parametrize("cuts", CUTS[:2], ids="+".join)
 @pytest.mark.parametrize("key", [None, "key"])
 @pytest.mark.parametrize("access", [None, [[], [0]]], ids=["conductor", "file"])
-async def test_a_run_whose_link_dies_around_its_commit_exists_once(
+async def test_a_run_whose_link_dies_around_its_commit_exists_once(  # noqa: PLR0917  # fixtures and parameters
     database: Database, link: Link, linked: Database, cuts: list[Cut], key: str | None, access: Any
 ) -> None:
     new = new_run(access, key=None if key is None else f"{key}-{cuts[0]}-{access is None}")
@@ -215,7 +217,7 @@ async def test_a_violation_inside_a_packet_is_raised_as_itself_and_leaves_a_clea
     await create_run(database, new)
     with pytest.raises(psycopg.errors.CheckViolation):
         await database.write(_break_a_check)
-    # An answer that was recorded under a fresh artifact's id twice is a bug, not a lost link: no repetition.
+    assert (await record(own_database_url, new.id)).run["execution_seen"] == 0
     assert (await open_attempt(database, opening(new.id, 0))).verdict == "call"
     assert [
         row["state"]
@@ -224,5 +226,12 @@ async def test_a_violation_inside_a_packet_is_raised_as_itself_and_leaves_a_clea
     await database.close()
 
 
-async def _break_a_check(connection: Any) -> None:
-    await connection.execute("UPDATE runs SET execution = 0")
+async def _break_a_check(connection: Connection) -> None:
+    statements = [
+        (queries.BEGIN, ()),
+        ("UPDATE runs SET execution_seen = 1", ()),
+        ("UPDATE runs SET execution = 0", ()),
+        ("UPDATE runs SET execution_seen = 0", ()),
+        (queries.COMMIT, ()),
+    ]
+    await exchange(connection, statements)

@@ -19,13 +19,13 @@ from tests.support.stored import COST, LOST, answered, check_invariants, ended_w
 async def test_a_crash_before_open_commits_leaves_nothing_and_the_next_try_calls(database: Database) -> None:
     run_id = await stored_run(database, [[]])
 
-    class Crash(Exception):
+    class CrashError(Exception):
         pass
 
     async def crash(connection: object) -> None:
-        raise Crash
+        raise CrashError
 
-    with pytest.raises(Crash):
+    with pytest.raises(CrashError):
         await database.write(crash)
     assert (await record(database.url, run_id)).attempts == []
     assert (await open_attempt(database, opening(run_id, fence=(1, 0, 2)))).verdict == "call"

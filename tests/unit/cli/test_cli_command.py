@@ -56,7 +56,9 @@ def test_help_takes_a_few_times_as_long_as_an_empty_program(tmp_path: Path):
     assert fastest(*PODIUM, "--help") < 12 * fastest(sys.executable, "-c", "pass")
 
 
-@pytest.mark.parametrize("arguments", [("nobody",), ("show",), ("run", "a", "b"), ("list", "--limit", "0"), ("list", "-x")])
+@pytest.mark.parametrize(
+    "arguments", [("nobody",), ("show",), ("run", "a", "b"), ("list", "--limit", "0"), ("list", "-x")]
+)
 def test_misuse_ends_with_2_and_a_hint(arguments: tuple[str, ...], tmp_path: Path):
     done = podium(*arguments, "--json", home=tmp_path / "home")
     assert (done.code, done.error_code) == (2, "usage")
@@ -135,6 +137,19 @@ def test_a_bug_shows_one_line_and_keeps_its_trace(tmp_path: Path):
     assert trace.stat().st_mode & 0o077 == 0
     done = podium("pool", "check", "local", home=tmp_path / "home", env={**env, "PODIUM_DEBUG": "1"})
     assert "Traceback" in done.err
+
+
+def test_the_interpreter_is_never_taken_down(tmp_path: Path):
+    # That is where a process that used Temporal's SDK may abort. What Python does last would leave a file here.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, pathlib\natexit.register(pathlib.Path(__file__).with_name('taken-down').touch)\n"
+    )
+    env = {"PYTHONPATH": f"{tmp_path}:{environment(tmp_path)['PYTHONPATH']}"}
+    for arguments, code in ((("--help",), 0), (("pool", "check", "local"), 0), (("show", "last"), 2), (("nobody",), 2)):
+        assert podium(*arguments, home=tmp_path / "home", env=env).code == code
+        assert not (tmp_path / "taken-down").exists()
+    subprocess.run([sys.executable, "-c", "pass"], env=environment(tmp_path, env), check=True)
+    assert (tmp_path / "taken-down").exists()
 
 
 def test_version_is_one_line(tmp_path: Path):
