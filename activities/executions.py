@@ -12,7 +12,7 @@ from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import func, select
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
@@ -25,12 +25,15 @@ from engine.store.database import Database
 from engine.store.inputs import read_pool_document, read_steps
 from engine.store.plans import left_out
 from engine.store.runs import NewRun
-from engine.store.settling import Settlement, settle_run
-from engine.store.states import RUN_LIVE, STEP_HAS_OUTPUT
+from engine.store.settling import Settlement, note_waiting, settle_run
+from engine.store.states import RUN_LIVE, STEP_HAS_OUTPUT, STEP_LIVE
 from engine.store.tables import Plan, Run
 from worker_pools.pool import Pool, pool_from_document
 
 WORKFLOW_LOST = "workflow-lost"
+WORKFLOW_STUCK = "workflow-stuck"
+# A workflow task that fails this often in a row is not a worker that was restarted.
+STUCK_ATTEMPTS = 3
 _log = logging.getLogger(__name__)
 
 
@@ -41,6 +44,7 @@ class LiveRun:
     id: UUID
     execution: int
     execution_seen: int
+    round: int
 
 
 async def start_execution(database: Database, client: Client, run_id: UUID) -> bool:
@@ -143,8 +147,11 @@ async def reconcile(database: Database, client: Client) -> int:
 
 
 async def _reconcile_run(database: Database, client: Client, run: LiveRun) -> bool:
-    status = await _status(client, contracts.workflow_id(str(run.id), run.execution))
-    if status == WorkflowExecutionStatus.RUNNING:
+    description = await _describe(client, contracts.workflow_id(str(run.id), run.execution))
+    status = None if description is None else description.status
+    if description is not None and status == WorkflowExecutionStatus.RUNNING:
+        if description.raw_description.pending_workflow_task.attempt >= STUCK_ATTEMPTS:
+            await _note_stuck(database, run)
         return False
     if status is None and run.execution_seen < run.execution:
         # Never seen alive: its submitter died between writing the run and starting the workflow.
@@ -157,24 +164,32 @@ async def _reconcile_run(database: Database, client: Client, run: LiveRun) -> bo
     return (settled.state, settled.code) == (ending.state, ending.code)
 
 
+async def _note_stuck(database: Database, run: LiveRun) -> None:
+    """Shows that no worker's code can go on with the run's workflow (a bug, or a version that does not fit)."""
+    steps = await read_steps(database, run.id, run.round)
+    live = [step for step in steps if step.state in STEP_LIVE]
+    # A step that has not begun waits more visibly than one whose call may still be in flight.
+    waits = min(live, key=lambda step: (step.state == "running", step.position), default=None)
+    await note_waiting(database, run.id, run.round, None if waits is None else waits.position, WORKFLOW_STUCK)
+
+
 async def _live_runs(database: Database) -> list[LiveRun]:
     async with database.read() as connection:
         rows = await connection.execute(
-            select(Run.id, Run.execution, Run.execution_seen)
+            select(Run.id, Run.execution, Run.execution_seen, Run.round)
             .where(Run.state.in_(RUN_LIVE), Run.parent_run_id.is_(None))
             .order_by(Run.id)
         )
-        return [LiveRun(row.id, row.execution, row.execution_seen) for row in rows]
+        return [LiveRun(row.id, row.execution, row.execution_seen, row.round) for row in rows]
 
 
-async def _status(client: Client, workflow: str) -> WorkflowExecutionStatus | None:
+async def _describe(client: Client, workflow: str) -> WorkflowExecutionDescription | None:
     try:
-        description = await client.get_workflow_handle(workflow).describe()
+        return await client.get_workflow_handle(workflow).describe()
     except RPCError as error:
         if error.status == RPCStatusCode.NOT_FOUND:
             return None
         raise temporal_unreachable(error) from None
-    return description.status
 
 
 def temporal_unreachable(error: RPCError) -> UnavailableError:

@@ -298,6 +298,8 @@ def _outcome(error: Exception) -> _Ended:
     if isinstance(error, ActivityError):
         cause = error.cause
         if isinstance(cause, ApplicationError):
+            if cause.type == "cancelled":
+                return _Ended("cancelled", "cancelled")
             return _Ended("failed", cause.type or "bug")
         return _Ended("failed", "activity-timeout" if isinstance(cause, TimeoutError) else "activity-failed")
     return _Ended("failed", bug_code(error))

@@ -36,11 +36,12 @@ def raised(error: BaseException) -> BaseException:
     """The exception with a trace, a cause and a context that quote the word."""
     try:
         try:
-            raise KeyError(WORD)
-        except KeyError as inner:
+            int(WORD)
+        except ValueError as inner:
             raise error from inner
     except BaseException as outer:  # noqa: BLE001  # any kind
         return outer
+    raise AssertionError
 
 
 def timeout() -> TimeoutError:

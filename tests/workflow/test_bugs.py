@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from temporalio.converter import DataConverter
 
+from activities.executions import reconcile
 from engine import contracts
 from engine.service import Submission, prepare
 from engine.settings import TemporalSettings
@@ -16,7 +17,7 @@ from engine.store.runs import create_run
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan
 from tests.support.servers import TestServers
-from tests.support.workflows import hand_worker, handle_of, pool_of, temporal_record, until
+from tests.support.workflows import hand_worker, handle_of, pool_of, run_of, temporal_record, until
 from tests.workflow.buggy import CODES, SECRET, BuggyRun
 from worker_pools.process import WorkerOptions, WorkerProcess
 
@@ -92,6 +93,26 @@ async def test_a_failed_workflow_task_leaves_a_code_and_nothing_else(
     assert b"bug-value-error" in record
     assert SECRET.encode() not in record
     assert b'File "' not in record
+
+
+async def test_a_workflow_that_cannot_go_on_is_reported_as_stuck(
+    buggy: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    """Failures of the workflow task itself (nondeterminism is one) do not end the run: newer code may go on with it."""
+    pool = pool_of(tmp_path, provider.base_url, "sleep-300ms", "plain")
+    run_id = await submit_plan(buggy, pool, lists_plan(["Go."] * 2, [[], [0]], [0, 1]))
+    handle = handle_of(buggy.client, run_id)
+    await handle.signal(contracts.WAKE_SIGNAL)
+
+    async def stuck() -> bool:
+        await reconcile(buggy.database, buggy.client)
+        run = await run_of(buggy.database, run_id)
+        return (run.state, run.reason) == ("waiting", "workflow-stuck")
+
+    await until(stuck)
+    await handle.terminate("test")
+    assert await reconcile(buggy.database, buggy.client) >= 1
+    assert (await run_of(buggy.database, run_id)).reason == "workflow-lost"
 
 
 async def test_with_the_default_converter_the_same_bug_is_all_over_the_history(

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from temporalio.client import WorkflowFailureError
 
 from engine import contracts
 from engine.service import Submission, prepare, submit
@@ -16,7 +17,15 @@ from engine.store.runs import create_run
 from engine.store.snapshots import RunSnapshot
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan
-from tests.support.workflows import handle_of, pool_of, provider_reaches, run_of, until
+from tests.support.workflows import (
+    handle_of,
+    history_events,
+    pool_of,
+    provider_reaches,
+    run_of,
+    scheduled_activities,
+    until,
+)
 from worker_pools.process import WorkerProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,7 +38,7 @@ async def closed(provider: Provider) -> None:
     """Waits until the provider has seen every connection close."""
 
     async def none_open() -> bool:
-        return provider.stats["in_flight"] == 0
+        return bool(provider.stats["in_flight"] == 0)
 
     await until(none_open)
 
@@ -163,6 +172,49 @@ async def test_a_run_that_waits_for_a_secret_can_be_cancelled(
     await until(waits)
     await handle_of(process.client, run_id).cancel()
     assert (await ended(process.database, run_id, timeout_s=5)).state == "cancelled"
+
+
+async def test_a_run_that_waits_for_a_secret_obeys_a_cancel_that_is_only_a_row(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    pool = pool_of(tmp_path, provider.base_url, "plain", worker={"api_key": {"env": "PODIUM_TEST_NO_KEY"}})
+    run_id = await submit_plan(process, pool, ONE)
+
+    async def waits() -> bool:
+        return (await run_of(process.database, run_id)).state == "waiting"
+
+    await until(waits)
+    order(process, "UPDATE runs SET cancel_requested_at = clock_timestamp() WHERE id = %s", run_id)
+    assert (await ended(process.database, run_id, timeout_s=10)).state == "cancelled"
+
+
+async def test_a_cancel_while_the_run_is_being_settled_changes_nothing(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    provider.script({"status": 401}, model="odd")
+    name = "slow_settling"
+    order(
+        process,
+        f"""
+        CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1); RETURN NEW; END $$;
+        CREATE TRIGGER {name} BEFORE UPDATE ON runs FOR EACH ROW WHEN (NEW.state = 'failed') EXECUTE FUNCTION {name}();
+        """,
+    )
+    try:
+        run_id = await submit_plan(process, pool_of(tmp_path, provider.base_url, "odd"), ONE)
+
+        async def settling() -> bool:
+            return "settle-1" in scheduled_activities(await history_events(process.client, run_id))
+
+        await until(settling)
+        handle = handle_of(process.client, run_id)
+        await handle.cancel()
+        run = await ended(process.database, run_id)
+    finally:
+        order(process, f"DROP TRIGGER {name} ON runs")
+    assert (run.state, run.reason) == ("failed", "auth-failed")
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
 
 
 def order(process: WorkerProcess, statement: str, *parameters: Any) -> None:

@@ -81,7 +81,7 @@ def test_a_forged_mark_is_inert_and_readable(mark: str) -> None:
         "x = list[int] | None",
         '<div class="task">text</div>',
         "if a<b|c>d: pass",
-        "f <| x |> g",
+        "f <| x",
         "<userName>Ann</userName>",
         "<finally> <stepper> <tasks>",
         "vector<string> v;",
