@@ -16,7 +16,7 @@ from worker_pools.adapters import CALL_CODES, CallFailed
 # Advice above this is not slept on: the step fails with a code that says so, and can be resumed later.
 RETRY_AFTER_MAX_S = 900.0
 RETRY_AFTER_TOO_LONG = "retry-after-too-long"
-_NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,6})?")
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,20 @@ def remedy_for(failure: CallFailed, now: datetime) -> Remedy:
     """The remedy for a failed call. ``now`` is aware; it is used where a date came without the reply's own clock."""
     if failure.entry.kind != "retryable":
         return Remedy(failure.code, retry=False)
-    advice = retry_after_s(failure.retry_after, failure.date, now)
+    advice = _advice_s(failure, now)
     if advice is None:
         return Remedy(failure.code, retry=True)
     if advice > RETRY_AFTER_MAX_S:
         return Remedy(RETRY_AFTER_TOO_LONG, retry=False)
     return Remedy(failure.code, retry=True, delay=timedelta(seconds=advice))
+
+
+def _advice_s(failure: CallFailed, now: datetime) -> float | None:
+    """Seconds to wait: by OpenAI's ``retry-after-ms``, which is finer, else by the standard header."""
+    milliseconds = failure.retry_headers.get("retry-after-ms", "").strip()
+    if _NUMBER.fullmatch(milliseconds):
+        return float(milliseconds) / 1000
+    return retry_after_s(failure.retry_after, failure.date, now)
 
 
 def retry_after_s(value: str | None, date: str | None, now: datetime) -> float | None:

@@ -39,8 +39,10 @@ NO_WORKER_TIMEOUT = timedelta(seconds=60)
 BOOKKEEPING_TIMEOUT = timedelta(seconds=30)
 RETRY_INITIAL = timedelta(seconds=1)
 RETRY_MAXIMUM = timedelta(seconds=60)
-# A held step is looked at again this often even if the waking signal is lost.
-HELD_RECHECK = timedelta(seconds=30)
+# A held step is looked at again even if the waking signal is lost: after this long, then after twice as long and so on.
+# Each look is seven events, and a history ends at 51,200: at one an hour a run can be paused for most of a year.
+HELD_RECHECK_FIRST = timedelta(seconds=30)
+HELD_RECHECK_MAX = timedelta(hours=1)
 
 Outcome = Literal["succeeded", "failed", "cancelled", "held"]
 PlanOutcome = Literal["planned", "repair", "failed", "cancelled", "held"]

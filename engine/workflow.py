@@ -112,7 +112,7 @@ class RunWorkflow:
             return ended
 
     async def _plan(self, request: RunRequest) -> PlanReceipt:
-        dispatch, patient = 0, False
+        dispatch, looks, patient = 0, 0, False
         while True:
             try:
                 receipt = await workflow.execute_activity(
@@ -136,7 +136,7 @@ class RunWorkflow:
                 if receipt.outcome == "planned":
                     return receipt
                 if receipt.outcome == "held":
-                    await self._held()
+                    looks = await self._held(looks)
                 elif receipt.outcome != "repair":
                     raise _Ended(receipt.outcome, receipt.code)
             dispatch += 1
@@ -172,7 +172,7 @@ class RunWorkflow:
             raise
 
     async def _perform(self, request: RunRequest, step: StepSpec, *, ends_run: bool) -> StepReceipt:
-        dispatch, patient = 0, False
+        dispatch, looks, patient = 0, 0, False
         while True:
             try:
                 receipt = await workflow.execute_activity(
@@ -195,16 +195,21 @@ class RunWorkflow:
                 patient = False
                 if receipt.outcome != "held":
                     return receipt
-                await self._held()
+                looks = await self._held(looks)
             dispatch += 1
 
-    async def _held(self) -> None:
-        """Waits for a wake-up; looks again after a while in any case, because a signal can be lost."""
+    async def _held(self, looks: int) -> int:
+        """Waits for a wake-up; looks again after a while in any case, because a signal can be lost.
+
+        Takes and returns how often it was looked at in vain: each wait is twice as long as the one before.
+        """
         seen = self._wakes
+        wait = min(contracts.HELD_RECHECK_FIRST * 2 ** min(looks, 20), contracts.HELD_RECHECK_MAX)
         try:
-            await workflow.wait_condition(lambda: self._wakes != seen, timeout=contracts.HELD_RECHECK)
+            await workflow.wait_condition(lambda: self._wakes != seen, timeout=wait)
         except builtins.TimeoutError:
-            return
+            return looks + 1
+        return 0
 
     async def _note_no_worker(self, request: RunRequest, position: int | None) -> None:
         await workflow.execute_activity(

@@ -117,11 +117,12 @@ class WorkerProcess:
             local_endpoint=self.local_endpoint,
         )
         orphans = await register_process(self.database, self.identity)
+        # Before anything else, so that no other successor has time to make one of these calls again.
+        await asyncio.gather(*(self._fail_orphan(orphan) for orphan in orphans))
         self._start_worker(contracts.WORKFLOW_QUEUE)
         self.ensure_queues(self.options.queues)
         if self.options.all_queues:
             await self._follow_live_runs()
-        await asyncio.gather(*(self._fail_orphan(orphan) for orphan in orphans))
         self._keep(self.context.progress.run())
         self._keep(self._reconcile_forever())
         if self.options.all_queues:

@@ -28,6 +28,9 @@ Result = TypeVar("Result")
 
 SERVER_VERSION_MIN = 150000
 WRITE_DEADLINE_S = 60.0
+# A server that has never answered is hardly about to: a wrong address, password or name is said soon. (The driver gives
+# no SQLSTATE for a connection that did not come about, and its words are in the server's language.)
+FIRST_CONTACT_DEADLINE_S = 5.0
 PAUSE_FIRST_S = 0.02
 PAUSE_MAX_S = 2.0
 # Serialization failure, deadlock, lock timeout, read-only after a failover, ended while idle in a transaction or for
@@ -35,8 +38,6 @@ PAUSE_MAX_S = 2.0
 _REPEATABLE = {"40001", "40P01", "55P03", "25006", "25P03", "25P04", "PD001"}
 # Connection, operator intervention (restart, crash recovery, idle sessions), resources (connections, memory, disk).
 _AWAY_CLASSES = ("08", "57P", "53")
-# Wrong password, no such database: no repetition mends that.
-_HOPELESS_CLASSES = ("28", "3D")
 # A link that a firewall or a dead host has cut says nothing; without these, libpq waits for hours. The first is in ms.
 _KEEPALIVE = {"tcp_user_timeout": 30_000, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
@@ -46,6 +47,7 @@ class Database:
 
     def __init__(self, url: str, *, pool_size: int = 10) -> None:
         self.url = url
+        self._was_reached = False
         self._unwanted: set[asyncio.Task[Connection]] = set()
         self.engine: AsyncEngine = create_async_engine(
             url,
@@ -79,11 +81,13 @@ class Database:
         """
         making = asyncio.create_task(psycopg.AsyncConnection.connect(*args, **options))
         try:
-            return await asyncio.shield(making)
+            made = await asyncio.shield(making)
         except asyncio.CancelledError:
             self._unwanted.add(making)
             making.add_done_callback(self._close_unwanted)
             raise
+        self._was_reached = True
+        return made
 
     def _close_unwanted(self, making: asyncio.Task[Connection]) -> None:
         self._unwanted.discard(making)
@@ -98,7 +102,7 @@ class Database:
             async with self.engine.connect() as connection:
                 yield connection
         except (DBAPIError, psycopg.Error, PoolTimeoutError) as error:
-            if _is_away(error) or _is_hopeless(error):
+            if _is_away(error):
                 raise unreachable() from None
             raise
 
@@ -115,19 +119,19 @@ class Database:
     async def write(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         """Runs ``work`` in a transaction and commits; repeats it, bounded, after conflicts and lost connections.
 
-        Raises UnavailableError when the database stays away for longer than ``WRITE_DEADLINE_S``.
+        Raises UnavailableError when the database stays away for longer than ``WRITE_DEADLINE_S``, or does not answer
+        within ``FIRST_CONTACT_DEADLINE_S`` in the first place.
         """
-        give_up_at = time.monotonic() + WRITE_DEADLINE_S
+        started_at = time.monotonic()
         pause_s = PAUSE_FIRST_S
         while True:
             try:
                 return await self._write_once(work)
             except (DBAPIError, psycopg.Error, PoolTimeoutError) as error:
-                if _is_hopeless(error):
-                    raise unreachable() from None
                 if not (_sqlstate(error) in _REPEATABLE or _is_away(error)):
                     raise
-                if time.monotonic() + pause_s > give_up_at:
+                deadline_s = WRITE_DEADLINE_S if self._was_reached else FIRST_CONTACT_DEADLINE_S
+                if time.monotonic() + pause_s > started_at + deadline_s:
                     raise unreachable() from None
             # Full jitter, so that writers who met do not meet again.
             await asyncio.sleep(random.uniform(0, pause_s))  # noqa: S311  # not a secret
@@ -218,8 +222,3 @@ def _is_away(error: BaseException) -> bool:
         return state.startswith(_AWAY_CLASSES)
     original = error.orig if isinstance(error, DBAPIError) else error
     return isinstance(original, psycopg.OperationalError | psycopg.InterfaceError)
-
-
-def _is_hopeless(error: BaseException) -> bool:
-    state = _sqlstate(error)
-    return state is not None and state.startswith(_HOPELESS_CLASSES)

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
+from engine import contracts
 from engine.service import Submission, submit
 from engine.store.snapshots import RunSnapshot
 from tests.support.provider import Provider
-from tests.support.runs import ended, lists_plan
-from tests.support.workflows import pool_of, spellings, temporal_record
+from tests.support.runs import ended, lists_plan, submit_plan
+from tests.support.workflows import handle_of, pool_of, spellings, temporal_record, until
 from worker_pools.pool import Pool
 from worker_pools.process import WorkerProcess
 
@@ -68,3 +69,19 @@ class Aviary:
             record = await temporal_record(self.process.client, run_id)
             assert b"RunWorkflow" in record
             assert [needle for needle in needles if needle in record] == []
+
+
+async def fail_a_workflow_task(process: WorkerProcess, provider: Provider, folder: Path) -> bytes:
+    """The record of a workflow whose signal handler raises: its workflow task fails until somebody ends it."""
+    pool = pool_of(folder, provider.base_url, "sleep-1000ms")
+    run_id = await submit_plan(process, pool, lists_plan(["Go."], [[]], [0]))
+    handle = handle_of(process.client, run_id)
+    await handle.signal(contracts.WAKE_SIGNAL)
+
+    async def failed() -> bool:
+        return b"ValueError" in (record := await temporal_record(process.client, run_id)) or b"bug-value" in record
+
+    await until(failed)
+    record = await temporal_record(process.client, run_id)
+    await handle.terminate("test")
+    return record

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from temporalio.converter import DataConverter
 
 from activities.executions import reconcile
 from engine import contracts
@@ -18,6 +17,7 @@ from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan
 from tests.support.servers import TestServers
 from tests.support.workflows import hand_worker, handle_of, pool_of, run_of, temporal_record, until
+from tests.workflow.aviary import fail_a_workflow_task
 from tests.workflow.buggy import CODES, SECRET, BuggyRun
 from worker_pools.process import WorkerOptions, WorkerProcess
 
@@ -70,26 +70,10 @@ async def test_an_input_that_cannot_be_read_fails_the_run_it_belongs_to(
     assert provider.count == 0
 
 
-async def _fail_a_workflow_task(process: WorkerProcess, provider: Provider, folder: Path) -> bytes:
-    """The record of a workflow whose signal handler raises: its workflow task fails until somebody ends it."""
-    pool = pool_of(folder, provider.base_url, "sleep-1000ms")
-    run_id = await submit_plan(process, pool, lists_plan(["Go."], [[]], [0]))
-    handle = handle_of(process.client, run_id)
-    await handle.signal(contracts.WAKE_SIGNAL)
-
-    async def failed() -> bool:
-        return b"ValueError" in (record := await temporal_record(process.client, run_id)) or b"bug-value" in record
-
-    await until(failed)
-    record = await temporal_record(process.client, run_id)
-    await handle.terminate("test")
-    return record
-
-
 async def test_a_failed_workflow_task_leaves_a_code_and_nothing_else(
     buggy: WorkerProcess, provider: Provider, tmp_path: Path
 ) -> None:
-    record = await _fail_a_workflow_task(buggy, provider, tmp_path)
+    record = await fail_a_workflow_task(buggy, provider, tmp_path)
     assert b"bug-value-error" in record
     assert SECRET.encode() not in record
     assert b'File "' not in record
@@ -113,14 +97,3 @@ async def test_a_workflow_that_cannot_go_on_is_reported_as_stuck(
     await handle.terminate("test")
     assert await reconcile(buggy.database, buggy.client) >= 1
     assert (await run_of(buggy.database, run_id)).reason == "workflow-lost"
-
-
-async def test_with_the_default_converter_the_same_bug_is_all_over_the_history(
-    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
-) -> None:
-    """The control run: if this finds nothing, the search of the tests above is blind."""
-    options = WorkerOptions(database_url, TemporalSettings(servers.temporal_address))
-    async with hand_worker(database_url, options, BuggyRun, DataConverter.default) as process:
-        record = await _fail_a_workflow_task(process, provider, tmp_path)
-    assert SECRET.encode() in record
-    assert b'File "' in record

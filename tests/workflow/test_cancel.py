@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 from temporalio.client import WorkflowFailureError
 
+from activities.executions import execution_request, start_execution
 from engine import contracts
 from engine.service import Submission, prepare, submit
 from engine.store.runs import create_run
@@ -92,8 +94,6 @@ async def test_a_cancel_before_the_first_step_is_settled_as_cancelled(
         Submission(task="Go.", pool=pool_of(tmp_path, provider.base_url, "plain"), actor_id="t", plan_text=ONE)
     )
     run_id = (await create_run(process.database, new)).id
-    from activities.executions import execution_request  # only this test plays the submitter
-
     request = await execution_request(process.database, run_id)
     workflow = contracts.workflow_id(str(run_id), 1)
     handle = await process.client.start_workflow(
@@ -107,6 +107,24 @@ async def test_a_cancel_before_the_first_step_is_settled_as_cancelled(
     run = await ended(process.database, run_id)
     assert run.state == "cancelled"
     assert provider.count == 0
+
+
+async def test_a_cancel_that_arrives_during_open_calls_nothing_and_costs_nothing(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    asked = Submission(task="Go.", pool=pool_of(tmp_path, provider.base_url, "plain"), actor_id="t", plan_text=ONE)
+    run_id = (await create_run(process.database, prepare(asked))).id
+    address = process.database.url.replace("postgresql+psycopg://", "postgresql://")
+    with psycopg.connect(address) as holder:
+        holder.execute("SELECT 1 FROM runs WHERE id = %s FOR UPDATE", (run_id,))
+        await start_execution(process.database, process.client, run_id)
+        await asyncio.sleep(0.5)
+        await handle_of(process.client, run_id).cancel()
+        # Long enough for a heartbeat to bring the cancellation while Open waits for the row.
+        await asyncio.sleep(contracts.HEARTBEAT_INTERVAL_MIN_S + 1)
+    run = await ended(process.database, run_id)
+    assert (run.state, provider.count) == ("cancelled", 0)
+    assert [(attempt.state, attempt.cost_usd) for attempt in run.steps[0].attempts] in ([], [("cancelled", Decimal(0))])
 
 
 async def test_an_answer_that_arrives_with_the_cancel_is_kept(

@@ -18,15 +18,26 @@ from typing import Any
 import psycopg
 import pytest
 
-from engine.service import Submission, submit
+from activities.executions import start_execution
+from engine.service import Submission, prepare, submit
 from engine.settings import TemporalSettings
 from engine.store.database import Database
+from engine.store.runs import create_run
 from engine.temporal_client import connect_temporal
 from tests.support.processes import CHECKOUT, environment
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan, worker_process
 from tests.support.servers import TestServers
-from tests.support.workflows import handle_of, pool_of, provider_reaches, run_of, temporal_record, until
+from tests.support.workflows import (
+    handle_of,
+    history_events,
+    pool_of,
+    provider_reaches,
+    run_of,
+    scheduled_activities,
+    temporal_record,
+    until,
+)
 from tests.workflow.aviary import Aviary
 from worker_pools.pool import Pool
 
@@ -205,6 +216,31 @@ async def test_a_close_that_waits_for_the_database_longer_than_a_heartbeat_repea
         run = await ended(process.database, run_id)
     assert (run.state, provider.count) == ("succeeded", 1)
     assert [attempt.state for attempt in run.steps[0].attempts] == ["succeeded"]
+
+
+async def test_a_held_run_looks_again_by_itself_and_ever_less_often(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Half a minute in production; the workflow reads the number from the module that is passed through to it.
+    monkeypatch.setattr("engine.contracts.HELD_RECHECK_FIRST", timedelta(seconds=0.2))
+    async with worker_process(database_url, servers.temporal_address) as process:
+        asked = Submission(task="Go.", pool=pool_of(tmp_path, provider.base_url, "plain"), actor_id="t", plan_text=ONE)
+        run_id = (await create_run(process.database, prepare(asked))).id
+        pause(database_url, run_id, "clock_timestamp()")
+        await start_execution(process.database, process.client, run_id)
+        await asyncio.sleep(2.5)
+        looks = scheduled_activities(await history_events(process.client, run_id))
+        # At 0, 0.2, 0.6, 1.4 and 3 seconds, and not 12 times.
+        assert 2 <= len(looks) <= 5
+        pause(database_url, run_id, "NULL")
+        run = await ended(process.database, run_id)
+    assert (run.state, provider.count) == ("succeeded", 1)
+
+
+def pause(database_url: str, run_id: Any, value: str) -> None:
+    """The order to pause or to go on, as a row, without the signal."""
+    with psycopg.connect(database_url.replace("postgresql+psycopg://", "postgresql://"), autocommit=True) as connection:
+        connection.execute(f"UPDATE runs SET paused_at = {value} WHERE id = %s".encode(), (run_id,))
 
 
 async def test_a_queue_that_is_added_later_is_served(

@@ -183,6 +183,17 @@ def test_every_example_plan_runs(name: str, home: PodiumHome, provider: Provider
     assert done.valid_json("run")["state"] == "succeeded"
 
 
+def test_a_template_runs_without_a_conductor_and_detached_json_is_the_run_so_far(home: PodiumHome, provider: Provider):
+    done = home.run("Try it.", "--template", "planner-executor-verifier", "--detach", "--json", env=KEY)
+    assert done.code == 0, done.err
+    run = done.valid_json("run")
+    assert (run["answer"], run["planning"], len(run["steps"])) == (None, [], 3)
+    watched = home.podium("watch", run["id"], "--json", env=KEY)
+    assert watched.code == 0, watched.err
+    assert watched.valid_json("run")["plan_digest"] == run["plan_digest"]
+    assert "planner" not in {request["model"] for request in provider.requests}
+
+
 def test_a_run_that_lost_its_key_waits_for_it_and_any_command_brings_it_back(home: PodiumHome, provider: Provider):
     run_id = home.run("Keyed.", "--detach", plan=KEYED, env=KEY).out.strip()
     # The keeper goes before the second step; the key was in its memory only.

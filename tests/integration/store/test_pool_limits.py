@@ -6,12 +6,14 @@ import asyncio
 import time
 from urllib.parse import quote
 
+import psycopg
 import pytest
 
 from engine.errors import UnavailableError
 from engine.store.attempts import close_step_attempt, open_attempt
 from engine.store.database import Database
 from engine.store.exchange import Connection, exchange
+from engine.store.ids import new_run_id
 from engine.store.snapshots import read_run
 from tests.support.stored import answered, check_invariants, execute, opening, record, rows, stored_run
 
@@ -95,16 +97,13 @@ async def test_what_no_waiting_mends_is_said_at_once_without_the_drivers_words(d
         url = database_url.replace(_name(database_url), "canary-database")
     database = Database(url)
     started = time.monotonic()
-    for read in (True, False):
+    for attempt in (read_run(database, new_run_id()), database.write(_nothing)):
         with pytest.raises(UnavailableError) as caught:
-            if read:
-                await read_run(database, opening.__hash__())  # type: ignore[arg-type]  # it never gets that far
-            else:
-                await database.write(_nothing)
+            await attempt
         assert caught.value.code == "database-unreachable"
         assert "canary" not in f"{caught.value} {caught.value.hint}"
         assert caught.value.__cause__ is None
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 12
     await database.close()
 
 
@@ -118,11 +117,8 @@ async def test_a_value_that_cannot_be_sent_leaves_the_connection_as_it_was(own_d
     async def nul(connection: Connection) -> None:
         await exchange(connection, [("SELECT 1", ()), ("SELECT %s::text", ("a\0b",))])
 
-    with pytest.raises(ValueError, match="NUL"):
-        try:
-            await database.write(nul)
-        except Exception as error:
-            raise ValueError(str(error)) from None
+    with pytest.raises(psycopg.DataError):
+        await database.write(nul)
     backends = await rows(own_database_url, "SELECT pid FROM pg_stat_activity WHERE application_name = 'podium'")
     run_id = await stored_run(database, [[]])
     assert (
@@ -134,7 +130,5 @@ async def test_a_value_that_cannot_be_sent_leaves_the_connection_as_it_was(own_d
 
 async def test_packets_larger_than_every_buffer_pass_in_both_directions(database: Database) -> None:
     big = b"x" * (3 * 1024 * 1024)
-    found = await database.fetch(
-        *[("SELECT %s::bytea AS big, %(n)s".replace("%(n)s", "%s::int AS n"), (big, n)) for n in range(4)]
-    )
+    found = await database.fetch(*[("SELECT %s::bytea AS big, %s::int AS n", (big, n)) for n in range(4)])
     assert [(len(part[0]["big"]), part[0]["n"]) for part in found] == [(len(big), n) for n in range(4)]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from activities.plan_text import read_plan
 from engine.plan import canonical_plan
 from engine.plan.clean import clean_text
 from engine.service import Submission, prepare
@@ -25,7 +26,6 @@ from engine.store.settling import Settlement, settle_run
 from engine.store.snapshots import list_runs, read_run
 from tests.support.runs import lists_plan, make_pool
 from tests.support.stored import answered, check_invariants, dump, ended_with, execute, new_run, opening, record, rows
-from activities.plan_text import read_plan
 
 ROUGH = "canary-{} \U0001f600 é\u2028 \\x00 \"quoted\" 'single' %s $1 \t\r\n end "
 
