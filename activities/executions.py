@@ -17,13 +17,13 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.plan_text import planned_specs, step_specs
+from activities.specs import planned_specs, step_specs
 from engine import contracts
 from engine.contracts import RunRequest
 from engine.errors import BugError, UnavailableError
 from engine.store.database import Database
+from engine.store.drafts import left_out
 from engine.store.inputs import read_pool_document, read_steps
-from engine.store.plans import left_out
 from engine.store.runs import NewRun
 from engine.store.settling import Settlement, note_waiting, settle_run
 from engine.store.states import RUN_LIVE, STEP_HAS_OUTPUT, STEP_LIVE

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from engine.contracts import StepSpec
 from engine.graph import PlanGraph
 from engine.plan import ParseOptions, Plan, PlanError, PlanNote, parse_plan, render_plan
 from engine.plan.template import fill_template
-from engine.store.inputs import StoredStep
-from engine.store.planning import RejectedPlan
-from engine.store.plans import PlanDraft, StepRoute
+from engine.store.drafts import PlanDraft, RejectedPlan, StepRoute
 from worker_pools.pool import Pool
 
 UNREAD = "unread-step"
@@ -53,23 +50,6 @@ def template_draft(pool: Pool, name: str, task: str) -> PlanDraft:
 def unread_steps(plan: Plan) -> tuple[int, ...]:
     """Positions whose outputs nobody reads and that are not the answer."""
     return PlanGraph.of([step.visible() for step in plan.steps]).unread()
-
-
-def step_specs(pool: Pool, steps: Iterable[StoredStep]) -> list[StepSpec]:
-    """What the workflow needs to know of stored steps: numbers and queue names."""
-    return [
-        StepSpec(step.position, list(step.reads), step.queue, pool.worker(step.worker).timeouts.call_s)
-        for step in steps
-    ]
-
-
-def planned_specs(pool: Pool, draft: PlanDraft) -> list[StepSpec]:
-    """The same for a plan that has just been stored."""
-    workers = [pool.worker(step.worker) for step in draft.plan.steps]
-    return [
-        StepSpec(step.position, list(step.visible()), worker.queue, worker.timeouts.call_s)
-        for step, worker in zip(draft.plan.steps, workers, strict=True)
-    ]
 
 
 def _draft(pool: Pool, plan: Plan, raw: bytes, unread: Iterable[int]) -> PlanDraft:

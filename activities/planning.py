@@ -11,17 +11,18 @@ from temporalio import activity
 from activities.calling import CallEnd, CallPlan, make_call, not_called
 from activities.context import ActivityContext
 from activities.guard import guarded
-from activities.plan_text import read_plan, step_specs, template_draft
+from activities.plan_text import read_plan, template_draft
 from activities.prompts import new_nonce, render_plan_request
 from activities.secrets_gate import require_secret
+from activities.specs import step_specs
 from activities.steps import make_opening, raise_if_unfinished, rendered
 from activities.transactions import record, to_its_end
 from engine.contracts import PlanReceipt, PlanRequest
 from engine.errors import InputError
 from engine.store.attempts import Closing, Fence, Place, Ruling, open_attempt
+from engine.store.drafts import PlanDraft, RejectedPlan
 from engine.store.inputs import PlanInputs, read_plan_inputs, read_steps
-from engine.store.planning import RejectedPlan, close_planning_attempt
-from engine.store.plans import PlanDraft
+from engine.store.planning import close_planning_attempt
 from worker_pools.conductor_schema import plan_schema
 from worker_pools.pool import Pool
 

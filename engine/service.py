@@ -8,23 +8,23 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from temporalio.client import Client
-
-from activities.executions import first_request, start_workflow
 from activities.plan_text import read_plan, template_draft
 from engine.errors import InputError, UnavailableError
 from engine.plan import PlanError
 from engine.plan.template import template_names
 from engine.store.database import Database
+from engine.store.drafts import PlanDraft, RejectedPlan
 from engine.store.ids import new_run_id
-from engine.store.planning import RejectedPlan
-from engine.store.plans import PlanDraft
 from engine.store.runs import CreatedRun, NewRun, Origin, create_run
 from engine.store.snapshots import RunSnapshot, find_runs, list_runs, read_run
 from engine.store.tables import DEFAULT_TENANT
 from worker_pools.pool import Pool, pool_digest, pool_document
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
 
 TASK_BYTES_MAX = 4 * 1024 * 1024
 TENANT = UUID(DEFAULT_TENANT)
@@ -81,6 +81,9 @@ async def submit(database: Database, client: Client, submission: Submission) -> 
 
     Raises InvalidPlanError for a plan file that is none, RefusedError for an idempotency key of another request.
     """
+    # Imported here: Temporal's SDK takes half a second that commands which only read need not wait for.
+    from activities.executions import first_request, start_workflow  # noqa: PLC0415  # see above
+
     new = prepare(submission)
     created = await create_run(database, new)
     # Now the run is durable: if we die here or Temporal is away, the reconciler of any worker starts it.

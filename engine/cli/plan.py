@@ -10,8 +10,7 @@ from engine.cli import terminal
 from engine.errors import ExitCode
 
 if TYPE_CHECKING:
-    from engine.store.planning import RejectedPlan
-    from engine.store.plans import PlanDraft
+    from engine.store.drafts import PlanDraft, RejectedPlan
 
 
 @click.group()
@@ -36,7 +35,7 @@ def check(file: str, pool_name: str, lenient: bool, finish_reason: str | None, a
     from engine.cli.contract import plan_object
     from engine.cli.inputs import plan_text
     from engine.plan import ParseOptions, parse_plan, plan_digest
-    from engine.store.planning import RejectedPlan
+    from engine.store.drafts import RejectedPlan
     from worker_pools.pool import load_pool
 
     pool = load_pool(pool_name)

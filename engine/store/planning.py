@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from engine.errors import BugError
-from engine.plan import PlanError, PlanNote
 from engine.store import queries
 from engine.store.attempts import (
     PLAN_INVALID,
@@ -21,18 +20,10 @@ from engine.store.attempts import (
     supersede,
 )
 from engine.store.database import Database
+from engine.store.drafts import PlanDraft, RejectedPlan
 from engine.store.exchange import Connection
-from engine.store.plans import PlanDraft, raw_plan_drafts, write_plan
+from engine.store.plans import raw_plan_drafts, write_plan
 from engine.store.run_writer import RunWriter, lock_run, storable
-
-
-@dataclass(frozen=True, slots=True)
-class RejectedPlan:
-    """Text of a Conductor that is not a valid plan, with every fault found in it."""
-
-    raw: bytes
-    notes: Sequence[PlanNote]
-    errors: Sequence[PlanError]
 
 
 async def close_planning_attempt(

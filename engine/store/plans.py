@@ -6,35 +6,16 @@ Used by the submitter (a plan from a file or a template) and by the closing tran
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from uuid import UUID
 
-from engine.graph import PlanGraph
-from engine.plan import Plan, PlanError, PlanNote, canonical_plan
+from engine.plan import PlanError, PlanNote, canonical_plan
 from engine.store import queries
 from engine.store.artifacts import JSON, ArtifactDraft
+from engine.store.drafts import PlanDraft, left_out
 from engine.store.ids import plan_id, step_id
 from engine.store.run_writer import RunWriter
-
-
-@dataclass(frozen=True, slots=True)
-class StepRoute:
-    """Where a worker's calls go: the model's name and the pool's queue."""
-
-    model: str
-    queue: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlanDraft:
-    """A valid plan about to be stored. ``raw`` is the text as it came, byte for byte."""
-
-    plan: Plan
-    raw: bytes
-    routes: Mapping[str, StepRoute]
-    skip_unread: bool
-    attempt_id: UUID | None = None
 
 
 def write_plan(writer: RunWriter, round_number: int, draft: PlanDraft) -> tuple[int, ...]:
@@ -94,13 +75,6 @@ def write_plan(writer: RunWriter, round_number: int, draft: PlanDraft) -> tuple[
         artifacts=committed,
     )
     return skipped
-
-
-def left_out(draft: PlanDraft) -> tuple[int, ...]:
-    """The positions that the policy for unread steps leaves out."""
-    if not draft.skip_unread:
-        return ()
-    return PlanGraph.of([step.visible() for step in draft.plan.steps]).useless()
 
 
 def raw_plan_drafts(

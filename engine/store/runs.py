@@ -13,9 +13,10 @@ from engine.plan import canonical_plan
 from engine.store import queries
 from engine.store.artifacts import TEXT, ArtifactDraft
 from engine.store.database import Database
+from engine.store.drafts import PlanDraft
 from engine.store.exchange import Connection, exchange
 from engine.store.ids import plan_id
-from engine.store.plans import PlanDraft, write_plan
+from engine.store.plans import write_plan
 from engine.store.run_writer import new_run_writer
 
 Origin = Literal["conductor", "file", "template"]

@@ -13,7 +13,7 @@ from activities.plan_text import read_plan
 from engine.cli.main import COMMANDS
 from engine.errors import ExitCode
 from engine.plan.template import template_names
-from engine.store.planning import RejectedPlan
+from engine.store.drafts import RejectedPlan
 from tests.support.command_line import check_command_line
 from worker_pools.pool import load_pool
 from worker_pools.pool.file import packaged_pool_names, parse_pool

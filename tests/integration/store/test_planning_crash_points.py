@@ -13,9 +13,9 @@ import pytest
 from activities.plan_text import read_plan
 from engine.store.attempts import Closing, Opening, Ruling, open_attempt
 from engine.store.database import Database
+from engine.store.drafts import PlanDraft, RejectedPlan
 from engine.store.inputs import read_plan_inputs, read_steps
-from engine.store.planning import RejectedPlan, close_planning_attempt
-from engine.store.plans import PlanDraft
+from engine.store.planning import close_planning_attempt
 from engine.store.run_writer import AttemptResult
 from engine.store.settling import Settlement, settle_run
 from tests.support.runs import lists_plan, make_pool

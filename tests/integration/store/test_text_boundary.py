@@ -18,8 +18,9 @@ from engine.service import Submission, prepare
 from engine.store.artifacts import text_draft
 from engine.store.attempts import Closing, close_step_attempt, open_attempt
 from engine.store.database import Database
+from engine.store.drafts import RejectedPlan
 from engine.store.inputs import read_step_inputs
-from engine.store.planning import RejectedPlan, close_planning_attempt
+from engine.store.planning import close_planning_attempt
 from engine.store.run_writer import AttemptResult
 from engine.store.runs import create_run
 from engine.store.settling import Settlement, settle_run
