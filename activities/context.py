@@ -54,6 +54,10 @@ class ActivityContext:
 
     async def adapter(self, worker: Worker) -> ModelAdapter:
         """The adapter for a worker, made when first needed: importing litellm takes seconds and 200 MB."""
+        known = self._adapters.get(worker.adapter)
+        if known is not None:
+            # Not behind the lock, where a first call by litellm holds up everybody for the seconds of its import.
+            return known
         async with self._loading:
             if worker.adapter not in self._adapters:
                 self._adapters[worker.adapter] = await _make_adapter(worker.adapter)

@@ -6,7 +6,6 @@ A notification is lost when nobody listens, and that is right: the record of a c
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -39,8 +38,12 @@ class ProgressBoard:
         """Sends until cancelled. A database that is away costs progress, nothing else."""
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
-            with contextlib.suppress(PodiumError):
+            try:
                 await self._flush()
+            except PodiumError:
+                continue
+            except Exception:  # noqa: BLE001  # logged with its trace
+                _log.exception("the progress of calls could not be sent")
 
     async def _flush(self) -> None:
         if not self._fresh:

@@ -44,6 +44,7 @@ RECONCILE_INTERVAL_S = 30.0
 QUEUE_WATCH_INTERVAL_S = 1.0
 CALLS_MAX = 1000
 GRACE_S = 10.0
+GIVE_BACK_S = 3.0
 _log = logging.getLogger(__name__)
 
 # Our pure modules are passed through by name: the sandbox would import them anew for every run.
@@ -255,6 +256,8 @@ class WorkerProcess:
         await self.context.close()
         if self._model is not None:
             await self._model.stop()
-        with contextlib.suppress(PodiumError):
-            await end_process(self.database, self.identity)
+        # A courtesy: a successor finds out anyway, so a database that is away must not hold up the end.
+        with contextlib.suppress(PodiumError, TimeoutError):
+            async with asyncio.timeout(GIVE_BACK_S):
+                await end_process(self.database, self.identity)
         await self.database.close()

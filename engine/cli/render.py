@@ -94,7 +94,7 @@ def duration(seconds: float | None) -> str:
     if seconds < 60:  # noqa: PLR2004  # a minute
         return f"{max(seconds, 0.0):.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"  # noqa: PLR2004
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"  # noqa: PLR2004  # minutes
 
 
 def between(start: datetime | None, end: datetime | None) -> float | None:

@@ -57,7 +57,7 @@ async def open_services(
     """
     if settings.database_url is not None and settings.temporal is not None:
         # Imported here: commands of the embedded default leave the schema to the keeper.
-        from engine.store.schema import require_current_schema  # noqa: PLC0415
+        from engine.store.schema import require_current_schema  # noqa: PLC0415  # heavy, and not every command needs it
 
         await asyncio.to_thread(require_current_schema, settings.database_url)
         yield Services(settings.database_url, settings.temporal, embedded=False, home=None)

@@ -201,8 +201,8 @@ class TemporalServer:
 
     async def _answers(self) -> bool:
         # Imported here: it takes half a second that commands without a server need not wait for.
-        from temporalio.client import Client  # noqa: PLC0415
-        from temporalio.service import RPCError  # noqa: PLC0415
+        from temporalio.client import Client  # noqa: PLC0415  # heavy, and not every command needs it
+        from temporalio.service import RPCError  # noqa: PLC0415  # heavy, and not every command needs it
 
         try:
             async with asyncio.timeout(ANSWER_WAIT_S):
@@ -254,8 +254,8 @@ async def _cluster_id(client: Client) -> str:
 async def _set_retention(client: Client) -> None:
     """Keep closed workflows for `RETENTION`; also the proof that the namespace answers."""
     from google.protobuf.duration_pb2 import Duration  # noqa: PLC0415 - see `_answers`
-    from temporalio.api.namespace.v1 import NamespaceConfig  # noqa: PLC0415
-    from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, UpdateNamespaceRequest  # noqa: PLC0415
+    from temporalio.api.namespace.v1 import NamespaceConfig  # noqa: PLC0415  # heavy, and not every command needs it
+    from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, UpdateNamespaceRequest  # noqa: PLC0415  # heavy, and not every command needs it
 
     wanted = Duration()
     wanted.FromTimedelta(RETENTION)

@@ -107,14 +107,28 @@ class Database:
             raise
 
     async def fetch(self, *statements: tuple[str, Params]) -> list[list[Row]]:
-        """The rows of each query, all read in one round trip; errors as from ``read``."""
-        async with self.read() as pooled:
+        """The rows of each query, all read in one round trip; repeated and failing like ``query``."""
+
+        async def work(pooled: AsyncConnection) -> list[list[Row]]:
             raw = await _raw(pooled)
             try:
                 return await exchange(raw, statements)
             except BaseException:
                 await _discard(pooled, raw)
                 raise
+
+        return await self.query(work)
+
+    async def query(self, work: Callable[[AsyncConnection], Awaitable[Result]]) -> Result:
+        """What ``work`` reads. Done once more if the connection died under it: the server may be back by now."""
+        try:
+            async with self.read() as connection:
+                return await work(connection)
+        except UnavailableError:
+            if not self._was_reached:
+                raise
+        async with self.read() as connection:
+            return await work(connection)
 
     async def write(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         """Runs ``work`` in a transaction and commits; repeats it, bounded, after conflicts and lost connections.

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Text, cast, func, select
+from sqlalchemy import Select, Text, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.store.artifacts import read_contents
@@ -111,33 +111,34 @@ class RunLine:
 
 async def read_run(database: Database, run_id: UUID) -> RunSnapshot | None:
     """Reads a run in one snapshot of the database; None if there is no such run."""
-    async with database.read() as connection:
-        # One snapshot for all queries, so that the parts agree with each other.
-        await connection.execution_options(isolation_level="REPEATABLE READ")
-        row = (
-            await connection.execute(
-                select(
-                    Run.__table__, PoolSnapshot.name.label("pool"), Plan.form, func.clock_timestamp().label("read_at")
-                )
-                .join(PoolSnapshot, PoolSnapshot.digest == Run.pool_digest)
-                .outerjoin(Plan, (Plan.run_id == Run.id) & (Plan.round == Run.round))
-                .where(Run.id == run_id)
-            )
-        ).one_or_none()
-        if row is None:
-            return None
-        steps = (
-            await connection.execute(
-                select(Step.__table__).where(Step.run_id == run_id).order_by(Step.round, Step.position)
-            )
-        ).all()
-        attempts = (
-            await connection.execute(
-                select(Attempt.__table__).where(Attempt.run_id == run_id).order_by(Attempt.round, Attempt.number)
-            )
-        ).all()
-        children = (await connection.scalars(select(Run.id).where(Run.parent_run_id == run_id).order_by(Run.id))).all()
-        contents = await _contents(connection, run_id, row.round, steps, attempts)
+    return await database.query(lambda connection: _read_run(connection, run_id))
+
+
+async def _read_run(connection: AsyncConnection, run_id: UUID) -> RunSnapshot | None:
+    # One snapshot for all queries, so that the parts agree with each other.
+    await connection.execution_options(isolation_level="REPEATABLE READ")
+    row = (
+        await connection.execute(
+            select(Run.__table__, PoolSnapshot.name.label("pool"), Plan.form, func.clock_timestamp().label("read_at"))
+            .join(PoolSnapshot, PoolSnapshot.digest == Run.pool_digest)
+            .outerjoin(Plan, (Plan.run_id == Run.id) & (Plan.round == Run.round))
+            .where(Run.id == run_id)
+        )
+    ).one_or_none()
+    if row is None:
+        return None
+    steps = (
+        await connection.execute(
+            select(Step.__table__).where(Step.run_id == run_id).order_by(Step.round, Step.position)
+        )
+    ).all()
+    attempts = (
+        await connection.execute(
+            select(Attempt.__table__).where(Attempt.run_id == run_id).order_by(Attempt.round, Attempt.number)
+        )
+    ).all()
+    children = (await connection.scalars(select(Run.id).where(Run.parent_run_id == run_id).order_by(Run.id))).all()
+    contents = await _contents(connection, run_id, row.round, steps, attempts)
     return _assemble(row, steps, attempts, children, contents)
 
 
@@ -276,8 +277,7 @@ async def list_runs(
     )
     if states:
         query = query.where(Run.state.in_(states))
-    async with database.read() as connection:
-        rows = (await connection.execute(query)).all()
+    rows = await database.query(lambda connection: _all(connection, query))
     return tuple(
         RunLine(
             id=row.id,
@@ -295,8 +295,12 @@ async def list_runs(
 async def find_runs(database: Database, tenant_id: UUID, prefix: str, *, limit: int = 2) -> tuple[UUID, ...]:
     """Runs whose id begins with ``prefix`` (lower-case hexadecimal and hyphens)."""
     query = select(Run.id).where(Run.tenant_id == tenant_id, cast(Run.id, Text).startswith(prefix)).limit(limit)
-    async with database.read() as connection:
-        return tuple((await connection.scalars(query)).all())
+    return tuple(row[0] for row in await database.query(lambda connection: _all(connection, query)))
+
+
+async def _all(connection: AsyncConnection, query: Select[Any]) -> Sequence[Any]:
+    rows: Sequence[Any] = (await connection.execute(query)).all()
+    return rows
 
 
 def _preview(content: bytes | None) -> str | None:

@@ -78,7 +78,7 @@ def test_a_killed_run_goes_on_with_the_next_command_and_no_finished_step_is_call
         run = wait_until_succeeded(home, listed.json[0]["id"])
         calls = calls_by_subtask(provider)
     assert calls == {"first": 1, "second": 2, "third": 1}
-    states = [[attempt["state"] for attempt in step["attempts"]] for step in run["steps"]]  # type: ignore[attr-defined]
+    states = [[attempt["state"] for attempt in step["attempts"]] for step in run["steps"]]  # type: ignore[attr-defined]  # JSON
     assert states == [["succeeded"], ["unknown", "succeeded"], ["succeeded"]]
     assert run["cost_complete"] is False
 
@@ -97,7 +97,7 @@ def test_a_run_survives_the_death_of_any_one_part(provider: Provider, victim: st
         for process in victims:
             process.kill()
         run = wait_until_succeeded(home, started.json["id"])
-        accepted = [sum(attempt["state"] == "succeeded" for attempt in step["attempts"]) for step in run["steps"]]  # type: ignore[attr-defined]
+        accepted = [sum(attempt["state"] == "succeeded" for attempt in step["attempts"]) for step in run["steps"]]  # type: ignore[attr-defined]  # JSON
         calls = calls_by_subtask(provider)
     assert accepted == [1, 1, 1]
     assert calls["second"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import secrets
 import socket
 from dataclasses import dataclass, field
@@ -61,7 +62,8 @@ class Aviary:
 
     async def search(self) -> None:
         """Fails if Temporal tells anything of the word, of source code, of this host or of its user."""
-        asked = {self.word, self.word[7:], "Traceback", 'File "', ".py", socket.gethostname(), "sk-"}
+        hashes = {hashlib.sha256(f"{text}{self.word}".encode()).hexdigest() for text in ("", "task ")}
+        asked = {*hashes, self.word, self.word[7:], "Traceback", 'File "', ".py", socket.gethostname(), "sk-"}
         if len(getpass.getuser()) > 4:
             asked.add(getpass.getuser())
         needles = [needle for word in asked for needle in ([word.encode()] if len(word) < 12 else spellings(word))]

@@ -51,6 +51,8 @@ async def test_a_cancel_closes_the_connection_and_ends_in_cancelled(
     pool = pool_of(tmp_path, provider.base_url, "sleep-60000ms", "plain", worker={"timeouts": {"call_s": 80}})
     run_id = await submit_plan(process, pool, lists_plan(["Go."] * 2, [[], [0]], [0, 1]))
     await provider_reaches(provider, 1)
+    # Behind the first heartbeat, which the SDK never holds back.
+    await asyncio.sleep(contracts.HEARTBEAT_INTERVAL_MIN_S + 0.5)
     begun = time.monotonic()
     handle = handle_of(process.client, run_id)
     await handle.cancel()

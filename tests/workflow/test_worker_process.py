@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from activities.executions import start_execution
 from engine.service import Submission, prepare, submit
@@ -27,7 +28,7 @@ from engine.temporal_client import connect_temporal
 from tests.support.processes import CHECKOUT, environment
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan, worker_process
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, database_name
 from tests.support.workflows import (
     handle_of,
     history_events,
@@ -202,20 +203,39 @@ async def test_a_call_cut_off_by_a_shutdown_is_unknown_and_does_not_count(
 
 
 @pytest.mark.slow
-async def test_a_close_that_waits_for_the_database_longer_than_a_heartbeat_repeats_no_call(
+async def test_an_answer_waits_for_a_database_that_is_away_for_longer_than_a_heartbeat(
     servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
 ) -> None:
-    address = database_url.replace("postgresql+psycopg://", "postgresql://")
+    """Nothing is bought again: the Close that holds the answer keeps its activity alive until it is written."""
     async with worker_process(database_url, servers.temporal_address) as process:
-        pool = pool_of(tmp_path, provider.base_url, "sleep-700ms")
-        run_id = await submit_plan(process, pool, ONE)
+        run_id = await submit_plan(process, pool_of(tmp_path, provider.base_url, "sleep-700ms"), ONE)
         await provider_reaches(provider, 1)
-        with psycopg.connect(address) as holder:
-            holder.execute("SELECT 1 FROM runs WHERE id = %s FOR UPDATE", (run_id,))
+        with away(servers, database_url):
             await asyncio.sleep(13)
         run = await ended(process.database, run_id)
+        await handle_of(process.client, run_id).result()
+        events = await history_events(process.client, run_id)
+    started = [event.activity_task_started_event_attributes for event in events]
+    # Temporal never gave it up: no second try was started that would have raced with the Close.
+    assert [one.attempt for one in started if one.attempt] == [1]
     assert (run.state, provider.count) == ("succeeded", 1)
     assert [attempt.state for attempt in run.steps[0].attempts] == ["succeeded"]
+
+
+@contextlib.contextmanager
+def away(servers: TestServers, database_url: str) -> Iterator[None]:
+    """A database that nobody can connect to, and to which nobody is connected."""
+    name = sql.Identifier(database_name(database_url))
+    address = servers.postgres_admin_url.replace("postgresql+psycopg://", "postgresql://")
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false").format(name))
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (database_name(database_url),)
+        )
+        try:
+            yield
+        finally:
+            connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS true").format(name))
 
 
 async def test_a_held_run_looks_again_by_itself_and_ever_less_often(
@@ -250,6 +270,18 @@ async def test_a_queue_that_is_added_later_is_served(
         pool = pool_of(tmp_path, provider.base_url, "plain", worker={"queue": "other"})
         run = await ended(process.database, await submit_plan(process, pool, ONE))
         assert run.state == "succeeded"
+
+
+async def test_a_pause_before_a_retry_is_not_taken_for_a_queue_that_nobody_polls(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.contracts.NO_WORKER_TIMEOUT", timedelta(seconds=1))
+    provider.script({"status": 429, "headers": {"Retry-After": "2.5"}}, model="busy")
+    async with worker_process(database_url, servers.temporal_address) as process:
+        run_id = await submit_plan(process, pool_of(tmp_path, provider.base_url, "busy"), ONE)
+        run = await ended(process.database, run_id)
+        assert run.state == "succeeded"
+        assert scheduled_activities(await history_events(process.client, run_id)) == ["step-0-0-0"]
 
 
 async def test_a_queue_that_nobody_polls_is_a_step_that_waits(

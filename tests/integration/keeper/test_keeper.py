@@ -27,7 +27,7 @@ def lock_is_free(home: Path) -> bool:
 
 def wait_for(condition: object, timeout_s: float = 30.0) -> None:
     give_up_at = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
+    while not condition():  # type: ignore[operator]  # object is a callable here
         assert time.monotonic() < give_up_at
         time.sleep(0.05)
 

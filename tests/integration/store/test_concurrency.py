@@ -19,6 +19,7 @@ from engine.store.database import Database
 from engine.store.run_writer import AttemptResult
 from engine.store.runs import create_run
 from engine.store.settling import Settlement, note_waiting, settle_run
+from engine.store.snapshots import read_run
 from engine.store.states import RUN_ENDED
 from tests.support.stored import (
     COST,
@@ -266,6 +267,38 @@ async def test_invariants_hold_when_random_histories_share_a_run(database: Datab
 
     await asyncio.gather(*(live(history) for history in histories))
     check_invariants(await record(database.url, run_id))
+
+
+async def test_a_reader_sees_one_moment_of_a_run_that_changes(database: Database) -> None:
+    run_id = await stored_run(database, [[]] * 5)
+    stop = asyncio.Event()
+    failed = AttemptResult("failed", "overloaded", cost_usd=COST)
+
+    async def write() -> None:
+        for position in range(5):
+            for number in range(1, 10):
+                opened = opening(run_id, position, (1, 0, number), attempts_max=99)
+                await open_attempt(database, opened)
+                await close_step_attempt(database, ended_with(opened, failed, retry=True))
+            last = opening(run_id, position, (1, 1, 1), attempts_max=99)
+            await open_attempt(database, last)
+            await close_step_attempt(database, answered(last, ends_run=True))
+        stop.set()
+
+    async def read() -> int:
+        reads = 0
+        while not stop.is_set():
+            run = await read_run(database, run_id)
+            assert run is not None
+            attempts = [attempt for step in run.steps for attempt in step.attempts]
+            assert run.cost_usd == sum((attempt.cost_usd or Decimal(0) for attempt in attempts), Decimal(0))
+            assert all((step.output is not None) == (step.state == "succeeded") for step in run.steps)
+            assert (run.state == "succeeded") == all(step.state == "succeeded" for step in run.steps)
+            reads += 1
+        return reads
+
+    _, *reads = await asyncio.gather(write(), read(), read())
+    assert sum(reads) > 2
 
 
 async def test_a_role_whose_default_is_serializable_works(own_database_url: str) -> None:

@@ -9,6 +9,8 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.store import queries
 from engine.store.attempts import Closing, close_step_attempt, open_attempt
@@ -192,6 +194,20 @@ async def test_sessions_that_the_server_ended_are_replaced_without_an_error(
     )
     assert (await open_attempt(database, opening(run_id, 0))).verdict == "call"
     await database.close()
+
+
+async def test_a_read_whose_connection_dies_under_it_is_done_once_more(database: Database) -> None:
+    tries = []
+
+    async def read(connection: AsyncConnection) -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            await connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+        seven: int = (await connection.execute(text("SELECT 7"))).scalar_one()
+        return seven
+
+    assert await database.query(read) == 7
+    assert len(tries) == 2
 
 
 async def test_calls_of_a_dead_worker_are_named_again_when_the_first_answer_was_lost(
