@@ -388,7 +388,11 @@ def upgrade() -> None:
     )
     op.bulk_insert(
         transitions,
-        [{"subject": subject, "old_state": old, "new_state": new} for subject, moves in TRANSITIONS.items() for old, new in moves],
+        [
+            {"subject": subject, "old_state": old, "new_state": new}
+            for subject, moves in TRANSITIONS.items()
+            for old, new in moves
+        ],
     )
     op.execute(LEDGER_APPEND)
     op.execute(CHECK_TRANSITION)
