@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -49,7 +50,9 @@ class PlanActivities:
         conductor = pool.conductor
         await require_secret(context, place, conductor)
         prompt = await rendered(inputs, lambda: render_plan_request(pool, inputs, new_nonce()))
-        opening = make_opening(context, place, fence, conductor, prompt)
+        opening = replace(
+            make_opening(context, place, fence, conductor, prompt), invalid_plans_max=pool.policy.plan_repairs_max + 1
+        )
         ruling, cancelled = await to_its_end(open_attempt(context.database, opening))
         if ruling.verdict == "call":
             schema = _schema(pool) if conductor.structured_output == "json-schema" else None

@@ -56,7 +56,7 @@ class OrphanedAttempt:
 def this_process() -> ProcessIdentity:
     """The identity of the calling process, with a fresh id."""
     pid = os.getpid()
-    return ProcessIdentity(uuid4(), socket.gethostname(), _boot_id(), pid, _started(pid) or "")
+    return ProcessIdentity(uuid4(), _host(), _boot_id(), pid, _started(pid) or "")
 
 
 def is_dead(row: Mapping[str, Any], here: ProcessIdentity) -> bool:
@@ -93,6 +93,15 @@ async def end_process(database: Database, here: ProcessIdentity) -> None:
         await connection.execute(_END, (here.id,))
 
     await database.write(work)
+
+
+def _host() -> str:
+    """The host's name with its process-id namespace: containers of one machine may share name, boot and ids."""
+    namespace = Path("/proc/self/ns/pid")
+    try:
+        return f"{socket.gethostname()}/{namespace.stat().st_ino}"
+    except OSError:
+        return socket.gethostname()
 
 
 def _boot_id() -> str:
