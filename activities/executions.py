@@ -31,6 +31,7 @@ from engine.store.tables import Plan, Run
 from worker_pools.pool import Pool, pool_from_document
 
 WORKFLOW_LOST = "workflow-lost"
+NO_WORKER = "no-worker"
 WORKFLOW_STUCK = "workflow-stuck"
 # A workflow task that fails this often in a row is not a worker that was restarted.
 STUCK_ATTEMPTS = 3
@@ -45,6 +46,7 @@ class LiveRun:
     execution: int
     execution_seen: int
     round: int
+    age_s: float
 
 
 async def start_execution(database: Database, client: Client, run_id: UUID) -> bool:
@@ -59,7 +61,7 @@ async def start_workflow(client: Client, request: RunRequest) -> bool:
             contracts.WORKFLOW_TYPE,
             request,
             id=contracts.workflow_id(request.run_id, request.execution),
-            task_queue=contracts.WORKFLOW_QUEUE,
+            task_queue=request.queue,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             task_timeout=contracts.WORKFLOW_TASK_TIMEOUT,
@@ -78,6 +80,7 @@ def first_request(new: NewRun, pool: Pool) -> RunRequest:
             run_id=str(new.id),
             execution=1,
             deadline_s=new.deadline_s,
+            queue=contracts.home_queue(pool.queues),
             plan_queue=contracts.pool_queue(pool.conductor.queue),
             plan_call_s=pool.conductor.timeouts.call_s,
         )
@@ -87,6 +90,7 @@ def first_request(new: NewRun, pool: Pool) -> RunRequest:
         steps=planned_specs(pool, new.plan),
         skipped=list(left_out(new.plan)),
         deadline_s=new.deadline_s,
+        queue=contracts.home_queue(pool.queues),
     )
 
 
@@ -117,6 +121,7 @@ async def execution_request(database: Database, run_id: UUID) -> RunRequest:
             execution=row.execution,
             round=row.round,
             deadline_s=deadline_s,
+            queue=contracts.home_queue(pool.queues),
             plan_queue=contracts.pool_queue(pool.conductor.queue),
             plan_call_s=pool.conductor.timeouts.call_s,
         )
@@ -129,6 +134,7 @@ async def execution_request(database: Database, run_id: UUID) -> RunRequest:
         skipped=[step.position for step in steps if step.state == "skipped"],
         done=[step.position for step in steps if step.state in STEP_HAS_OUTPUT],
         deadline_s=deadline_s,
+        queue=contracts.home_queue(pool.queues),
     )
 
 
@@ -152,6 +158,9 @@ async def _reconcile_run(database: Database, client: Client, run: LiveRun) -> bo
     if description is not None and status == WorkflowExecutionStatus.RUNNING:
         if description.raw_description.pending_workflow_task.attempt >= STUCK_ATTEMPTS:
             await _note_stuck(database, run)
+        elif run.execution_seen < run.execution and run.age_s > contracts.NO_WORKER_TIMEOUT.total_seconds():
+            # The workflow's own queue is the pool's, and nobody polls it.
+            await note_waiting(database, run.id, run.round, None, NO_WORKER)
         return False
     if status is None and run.execution_seen < run.execution:
         # Never seen alive: its submitter died between writing the run and starting the workflow.
@@ -176,11 +185,17 @@ async def _note_stuck(database: Database, run: LiveRun) -> None:
 async def _live_runs(database: Database) -> list[LiveRun]:
     async with database.read() as connection:
         rows = await connection.execute(
-            select(Run.id, Run.execution, Run.execution_seen, Run.round)
+            select(
+                Run.id,
+                Run.execution,
+                Run.execution_seen,
+                Run.round,
+                func.extract("epoch", func.clock_timestamp() - Run.created_at).label("age_s"),
+            )
             .where(Run.state.in_(RUN_LIVE), Run.parent_run_id.is_(None))
             .order_by(Run.id)
         )
-        return [LiveRun(row.id, row.execution, row.execution_seen, row.round) for row in rows]
+        return [LiveRun(row.id, row.execution, row.execution_seen, row.round, float(row.age_s)) for row in rows]
 
 
 async def _describe(client: Client, workflow: str) -> WorkflowExecutionDescription | None:

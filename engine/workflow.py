@@ -215,6 +215,7 @@ class RunWorkflow:
         await workflow.execute_activity(
             contracts.note_waiting,
             WaitRequest(request.run_id, request.execution, request.round, position, "no-worker"),
+            task_queue=contracts.WORKFLOW_QUEUE,
             start_to_close_timeout=contracts.BOOKKEEPING_TIMEOUT,
             retry_policy=_RETRY,
         )
@@ -225,6 +226,7 @@ class RunWorkflow:
                 contracts.settle_run,
                 SettleRequest(request.run_id, request.execution, ended.state, ended.code),
                 activity_id=f"settle-{request.execution}",
+                task_queue=contracts.WORKFLOW_QUEUE,
                 start_to_close_timeout=contracts.BOOKKEEPING_TIMEOUT,
                 retry_policy=_RETRY,
             )

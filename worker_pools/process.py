@@ -168,14 +168,13 @@ class WorkerProcess:
         self._tasks.append(task)
 
     def _start_worker(self, queue: str) -> None:
-        keeps_books = queue == contracts.WORKFLOW_QUEUE
         bookkeeping = BookkeepingActivities(self.context)
         worker = Worker(
             self.client,
             task_queue=queue,
-            workflows=[RunWorkflow] if keeps_books else [],
+            workflows=[RunWorkflow],
             activities=[bookkeeping.settle_run, bookkeeping.note_waiting]
-            if keeps_books
+            if queue == contracts.WORKFLOW_QUEUE
             else [StepActivities(self.context).perform_step, PlanActivities(self.context).plan_task],
             workflow_runner=SandboxedWorkflowRunner(
                 restrictions=SandboxRestrictions.default.with_passthrough_modules(*_PASSED_THROUGH)
