@@ -9,6 +9,8 @@ SHELL := bash
 TASK ?= What is gravity? Explain it to a child.
 POOL ?= local
 ARGS ?=
+# Byte code is kept: without it every command would compile the program anew, which takes longer than it runs.
+unexport PYTHONDONTWRITEBYTECODE
 # A task may hold dollar signs, quotes and backquotes, so neither make nor the shell may read it: it goes by environment.
 override TASK := $(value TASK)
 export TASK

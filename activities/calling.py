@@ -27,6 +27,8 @@ from worker_pools.pool import Worker
 from worker_pools.prices import cost_usd
 
 FREE = Decimal(0)
+# Nobody watches a call that is over before it can be shown.
+PROGRESS_AFTER_S = 0.5
 # Larger texts are worked on in a thread, so that the calls of other runs are not held up.
 LARGE_CHARS = 65_536
 
@@ -92,7 +94,8 @@ async def _send(context: ActivityContext, plan: CallPlan) -> ModelReply:
     place = plan.place
 
     def on_progress(progress: Progress) -> None:
-        context.progress.report(place.run_id, place.round, place.position, progress.pieces)
+        if progress.elapsed_s >= PROGRESS_AFTER_S:
+            context.progress.report(place.run_id, place.round, place.position, progress.pieces)
 
     return await adapter.call(
         ModelCall(

@@ -10,8 +10,6 @@ import logging
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from sqlalchemy import text
-
 from engine.errors import PodiumError
 from engine.store.database import Database
 
@@ -53,10 +51,6 @@ class ProgressBoard:
             for (run_id, round_number, position), pieces in self._fresh.items()
         ]
         self._fresh = {}
-        async with self.database.read() as connection:
-            for first in range(0, len(lines), LINES_MAX):
-                payload = "\n".join(lines[first : first + LINES_MAX])
-                await connection.execute(
-                    text("SELECT pg_notify(:channel, :payload)"), {"channel": CHANNEL, "payload": payload}
-                )
-            await connection.commit()
+        for first in range(0, len(lines), LINES_MAX):
+            payload = "\n".join(lines[first : first + LINES_MAX])
+            await self.database.fetch(("SELECT pg_notify(%s, %s)", (CHANNEL, payload)))

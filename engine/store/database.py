@@ -34,8 +34,8 @@ FIRST_CONTACT_DEADLINE_S = 5.0
 PAUSE_FIRST_S = 0.02
 PAUSE_MAX_S = 2.0
 # Serialization failure, deadlock, lock timeout, read-only after a failover, ended while idle in a transaction or for
-# the length of one (our own event loop stood still), ledger head moved.
-_REPEATABLE = {"40001", "40P01", "55P03", "25006", "25P03", "25P04", "PD001"}
+# the length of one (our own event loop stood still), ledger head moved, a prepared statement whose table has changed.
+_REPEATABLE = {"0A000", "40001", "40P01", "55P03", "25006", "25P03", "25P04", "PD001"}
 # Connection, operator intervention (restart, crash recovery, idle sessions), resources (connections, memory, disk).
 _AWAY_CLASSES = ("08", "57P", "53")
 # A link that a firewall or a dead host has cut says nothing; without these, libpq waits for hours. The first is in ms.
@@ -57,7 +57,8 @@ class Database:
             # The locks are written for it: a statement behind a lock must see what was committed while it waited.
             # Whatever default the server or the role has.
             isolation_level="READ COMMITTED",
-            # Named prepared statements break behind a pooler in transaction mode, so there are none.
+            # Named prepared statements break behind a pooler in transaction mode, so SQLAlchemy's queries use none;
+            # `exchange` uses some, on direct sockets only.
             connect_args={
                 "prepare_threshold": None,
                 "connect_timeout": 10,

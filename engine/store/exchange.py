@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.abc import Transformer as TransformerLike
@@ -23,6 +26,9 @@ Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 Params = Sequence[Any] | Mapping[str, Any]
 Row = dict[str, Any]
 
+# Parsing and planning is most of what the server does for a short statement, so each is prepared once a session.
+# The kinds of statements are few; this bounds what a mistake could pile up in the server.
+PREPARED_MAX = 200
 _PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?s")
 
 
@@ -36,31 +42,76 @@ async def exchange(connection: Connection, statements: Sequence[tuple[str, Param
         pgconn = connection.pgconn
         transformer = Transformer(connection)
         # All values are converted before the first is sent: one that cannot be leaves the connection as it was.
-        sends = [_prepared(pgconn, transformer, sql, params) for sql, params in statements]
+        session = _session(connection)
+        try:
+            sends = [_sends(session, pgconn, transformer, sql, params) for sql, params in statements]
+        except BaseException:
+            _forget(session)
+            raise
         pgconn.enter_pipeline_mode()
-        for send in sends:
-            send()
+        for messages in sends:
+            for send in messages:
+                send()
         pgconn.pipeline_sync()
         results = await connection.wait(_answers(pgconn))
         # Not reached by a failed or cancelled wait: `Database` closes such a connection.
         pgconn.exit_pipeline_mode()
         for result in results:
             if result.status == ExecStatus.FATAL_ERROR:
+                # What this packet was to prepare may not be there now, or (0A000) no longer fit a changed table.
+                _forget(session)
                 raise error_from_result(result)
-        return [_rows(transformer, result) for result in results]
+        # The answer to a preparation says nothing; the statement's own comes right behind it.
+        answers = iter(results)
+        return [_rows(transformer, list(islice(answers, len(messages)))[-1]) for messages in sends]
 
 
-def _prepared(pgconn: PGconn, transformer: TransformerLike, sql: str, params: Params) -> Callable[[], None]:
+@dataclass(slots=True)
+class _Session:
+    """What a connection's server process has prepared: names by statement and parameter types."""
+
+    names: dict[tuple[bytes, tuple[int, ...]], bytes] = field(default_factory=dict)
+    serial: int = 0
+
+
+_sessions: WeakKeyDictionary[Connection, _Session] = WeakKeyDictionary()
+
+
+def _forget(session: _Session | None) -> None:
+    """Prepares everything anew, under new names: the old ones may or may not exist."""
+    if session is not None:
+        session.names.clear()
+
+
+def _session(connection: Connection) -> _Session | None:
+    """Where statements may be prepared: on a direct socket. Over TCP there may be a pooler that mixes sessions."""
+    if not connection.info.host.startswith("/"):
+        return None
+    return _sessions.setdefault(connection, _Session())
+
+
+def _sends(
+    session: _Session | None, pgconn: PGconn, transformer: TransformerLike, sql: str, params: Params
+) -> list[Callable[[], None]]:
+    """The messages for one statement; the last one is answered with its result."""
     numbered, names = _numbered(sql)
     values = [params[name] for name in names] if isinstance(params, Mapping) else params
     dumped = transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
-    return partial(
-        pgconn.send_query_params,
-        numbered,
-        dumped,
-        param_types=transformer.types,
-        param_formats=transformer.formats,
-    )
+    types, formats = transformer.types or (), transformer.formats
+    if session is None:
+        return [partial(pgconn.send_query_params, numbered, dumped, param_types=types, param_formats=formats)]
+    known = session.names.get((numbered, types))
+    if known is not None:
+        return [partial(pgconn.send_query_prepared, known, dumped, param_formats=formats)]
+    if len(session.names) >= PREPARED_MAX:
+        return [partial(pgconn.send_query_params, numbered, dumped, param_types=types, param_formats=formats)]
+    session.serial += 1
+    name = b"podium_%d" % session.serial
+    session.names[numbered, types] = name
+    return [
+        partial(pgconn.send_prepare, name, numbered, types),
+        partial(pgconn.send_query_prepared, name, dumped, param_formats=formats),
+    ]
 
 
 @lru_cache(maxsize=256)

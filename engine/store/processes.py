@@ -19,15 +19,15 @@ from engine.store.exchange import Connection
 _INSERT = "INSERT INTO worker_processes (id, host, boot_id, pid, pid_started) VALUES (%s, %s, %s, %s, %s)"
 _OPEN = "SELECT id, host, boot_id, pid, pid_started FROM worker_processes WHERE ended_at IS NULL AND id <> %s"
 _END = "UPDATE worker_processes SET ended_at = clock_timestamp() WHERE id = %s AND ended_at IS NULL"
-# Of every lease that has ended, not only of those ended just now: the answer to the COMMIT that ended them may have
-# been lost, and then they would be asked for once more and never named.
+# A successor takes the orphaned calls over, so that two that start at once do not both fail them: the second failure
+# would hit the repeated call. Its own are named again, because the answer to the COMMIT may have been lost.
 _ORPHANS = """
-    SELECT attempts.run_id, attempts.round, attempts.position, attempts.execution, attempts.dispatch
-    FROM attempts
-    JOIN runs ON runs.id = attempts.run_id
-    JOIN worker_processes ON worker_processes.id = attempts.process_id
-    WHERE attempts.state = 'sent' AND runs.execution = attempts.execution AND worker_processes.ended_at IS NOT NULL
-    ORDER BY attempts.id
+    UPDATE attempts SET process_id = %(own)s
+    FROM runs
+    WHERE runs.id = attempts.run_id AND runs.execution = attempts.execution AND attempts.state = 'sent'
+      AND (attempts.process_id = %(own)s
+           OR attempts.process_id IN (SELECT id FROM worker_processes WHERE ended_at IS NOT NULL))
+    RETURNING attempts.run_id, attempts.round, attempts.position, attempts.execution, attempts.dispatch
 """
 
 
@@ -80,7 +80,7 @@ async def register_process(database: Database, here: ProcessIdentity) -> tuple[O
         dead = [row["id"] for row in await cursor.fetchall() if is_dead(row, here)]
         for process_id in dead:
             await connection.execute(_END, (process_id,))
-        await cursor.execute(_ORPHANS)
+        await cursor.execute(_ORPHANS, {"own": here.id})
         return tuple(OrphanedAttempt(**row) for row in await cursor.fetchall())
 
     return await database.write(work)
