@@ -157,10 +157,11 @@ async def _reconcile_run(database: Database, client: Client, run: LiveRun) -> bo
     status = None if description is None else description.status
     if description is not None and status == WorkflowExecutionStatus.RUNNING:
         if description.raw_description.pending_workflow_task.attempt >= STUCK_ATTEMPTS:
-            await _note_stuck(database, run)
+            # No worker's code can go on with it (a bug, or a version that does not fit).
+            await _note_waiting(database, run, WORKFLOW_STUCK)
         elif run.execution_seen < run.execution and run.age_s > contracts.NO_WORKER_TIMEOUT.total_seconds():
             # The workflow's own queue is the pool's, and nobody polls it.
-            await note_waiting(database, run.id, run.round, None, NO_WORKER)
+            await _note_waiting(database, run, NO_WORKER)
         return False
     if status is None and run.execution_seen < run.execution:
         # Never seen alive: its submitter died between writing the run and starting the workflow.
@@ -173,13 +174,13 @@ async def _reconcile_run(database: Database, client: Client, run: LiveRun) -> bo
     return (settled.state, settled.code) == (ending.state, ending.code)
 
 
-async def _note_stuck(database: Database, run: LiveRun) -> None:
-    """Shows that no worker's code can go on with the run's workflow (a bug, or a version that does not fit)."""
+async def _note_waiting(database: Database, run: LiveRun, code: str) -> None:
+    """Shows on the record what keeps the run's workflow from going on."""
     steps = await read_steps(database, run.id, run.round)
     live = [step for step in steps if step.state in STEP_LIVE]
     # A step that has not begun waits more visibly than one whose call may still be in flight.
     waits = min(live, key=lambda step: (step.state == "running", step.position), default=None)
-    await note_waiting(database, run.id, run.round, None if waits is None else waits.position, WORKFLOW_STUCK)
+    await note_waiting(database, run.id, run.round, None if waits is None else waits.position, code)
 
 
 async def _live_runs(database: Database) -> list[LiveRun]:

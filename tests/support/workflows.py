@@ -162,7 +162,9 @@ async def hand_worker(
     calls = Worker(
         process.client,
         task_queue=contracts.pool_queue(QUEUE),
+        workflows=[workflow_class],
         activities=[StepActivities(context).perform_step, PlanActivities(context).plan_task],
+        workflow_runner=runner,
     )
     async with books, calls:
         yield process

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from activities.executions import start_execution
+from activities.executions import execution_request, first_request, reconcile, start_execution
 from engine.service import Submission, prepare, submit
 from engine.settings import TemporalSettings
 from engine.store.database import Database
@@ -290,7 +290,8 @@ async def test_a_queue_that_nobody_polls_is_a_step_that_waits(
     # A minute in production; the workflow reads the number from the module that is passed through to it.
     monkeypatch.setattr("engine.contracts.NO_WORKER_TIMEOUT", timedelta(seconds=1))
     async with worker_process(database_url, servers.temporal_address) as process:
-        pool = pool_of(tmp_path, provider.base_url, "plain", worker={"queue": "nobody"})
+        # Two queues: the workflow is on the general one, where this worker carries it out.
+        pool = pool_of(tmp_path, provider.base_url, "plain", worker={"queue": "nobody"}, conductor={"queue": "other"})
         run_id = await submit_plan(process, pool, ONE)
 
         async def waits() -> bool:
@@ -302,3 +303,51 @@ async def test_a_queue_that_nobody_polls_is_a_step_that_waits(
         run = await ended(process.database, run_id)
         assert run.state == "succeeded"
         assert await handle_of(process.client, run_id).result()
+
+
+async def test_a_run_whose_only_queue_nobody_polls_is_shown_as_waiting(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workflow lives on that queue and cannot say so itself; the reconciler of any worker does."""
+    monkeypatch.setattr("engine.contracts.NO_WORKER_TIMEOUT", timedelta(seconds=1))
+    async with worker_process(database_url, servers.temporal_address) as process:
+        pool = pool_of(tmp_path, provider.base_url, "plain", worker={"queue": "nobody"})
+        run_id = await submit_plan(process, pool, ONE)
+
+        async def waits() -> bool:
+            await reconcile(process.database, process.client)
+            run = await run_of(process.database, run_id)
+            return (run.state, run.reason) == ("waiting", "no-worker")
+
+        await until(waits)
+        process.ensure_queues(["nobody"])
+        run = await ended(process.database, run_id)
+        assert (run.state, run.reason) == ("succeeded", None)
+
+
+async def test_a_run_lives_where_its_calls_go_if_they_all_go_to_one_queue(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
+) -> None:
+    async with worker_process(database_url, servers.temporal_address) as process:
+        process.ensure_queues(["one", "two"])
+        for conductor, expected in (("one", "pool-one"), ("two", "podium")):
+            pool = pool_of(
+                tmp_path, provider.base_url, "plain", worker={"queue": "one"}, conductor={"queue": conductor}
+            )
+            run_id = await submit_plan(process, pool, ONE)
+            assert (await ended(process.database, run_id)).state == "succeeded"
+            assert (await handle_of(process.client, run_id).describe()).task_queue == expected
+
+
+@pytest.mark.parametrize("plan", [None, lists_plan(["Go.", "Idle.", "End."], [[], [], [0]], [0, 0, 0])])
+async def test_the_submitter_starts_exactly_what_the_record_says(
+    database: Database, tmp_path: Path, plan: str | None
+) -> None:
+    """The submitter does not read back what it has just written, so the two ways must never differ."""
+    for number, policy in enumerate(({}, {"unread_steps": "skip"})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        pool = pool_of(folder, "http://127.0.0.1:9/v1", "plain", policy=policy)
+        new = prepare(Submission(task="Go.", pool=pool, actor_id="tester", plan_text=plan))
+        await create_run(database, new)
+        assert await execution_request(database, new.id) == first_request(new, pool)
