@@ -10,6 +10,8 @@ from pathlib import Path
 
 from engine.errors import InputError
 
+# Long enough for somebody who reads an answer and then types the next command.
+KEEPER_IDLE_S = 60.0
 _ACTOR = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 
 
@@ -71,7 +73,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         home=Path(env.get("PODIUM_HOME") or ".podium").absolute(),
         actor_id=_actor(env, "PODIUM_ACTOR") or f"uid-{os.getuid()}",
         on_behalf_of=_actor(env, "PODIUM_ON_BEHALF_OF"),
-        keeper_idle_s=_seconds(env, "PODIUM_KEEPER_IDLE_S", 10.0),
+        keeper_idle_s=_seconds(env, "PODIUM_KEEPER_IDLE_S", KEEPER_IDLE_S),
         temporal_port=_port(env, "PODIUM_TEMPORAL_PORT"),
     )
 

@@ -65,6 +65,8 @@ def plan_object(
 
 def run_object(run: RunSnapshot) -> Json:
     """A run as `run`, `show` and `watch` print it. `cost_usd` is the sum of the known costs, null if none is known."""
+    from engine.cli.diagnosis import answer_notes
+
     nothing_known = not run.cost_complete and run.cost_usd == 0
     return versioned(
         {
@@ -83,7 +85,7 @@ def run_object(run: RunSnapshot) -> Json:
             "ended_at": time_text(run.ended_at),
             "steps": [_step(step) for step in run.steps],
             "children": [str(child) for child in run.children],
-            "notes": [{key: note.get(key) for key in ("code", "field", "position", "text")} for note in run.notes],
+            "notes": [{key: note.get(key) for key in ("code", "field", "position", "text")} for note in (*run.notes, *answer_notes(run))],
         }
     )
 

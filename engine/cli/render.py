@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,6 +19,7 @@ from engine.cli.contract import decimal_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
 STYLES: Final[dict[str, str]] = {
     "created": "dim",
@@ -47,8 +49,8 @@ def console(*, to_error: bool = False) -> Console:
     is_terminal = terminal.err_is_terminal() if to_error else terminal.out_is_terminal()
     return Console(
         stderr=to_error,
-        force_terminal=is_terminal,
-        no_color=None if is_terminal else True,
+        force_terminal=is_terminal and not terminal.no_color(),
+        no_color=None if is_terminal and not terminal.no_color() else True,
         width=None if is_terminal else PIPE_COLUMNS,
         highlight=False,
         markup=False,
@@ -56,15 +58,33 @@ def console(*, to_error: bool = False) -> Console:
     )
 
 
-def show(*parts: RenderableType) -> None:
-    """Writes to standard output: styled on a terminal, plain in a pipe."""
-    target = console()
+def show(*parts: RenderableType, to_error: bool = False) -> None:
+    """Writes to standard output (or error): styled on a terminal, plain in a pipe."""
+    target = console(to_error=to_error)
     buffer = io.StringIO()
     target.file = buffer
     for part in parts:
         target.print(part, soft_wrap=isinstance(part, str))
     lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
-    terminal.out("\n".join(lines))
+    write = terminal.err if to_error else terminal.out
+    write("\n".join(lines))
+
+
+def show_lines(lines: Sequence[Text]) -> None:
+    """Writes lines of text to standard output, each on one line, however wide it is."""
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ignore"
+    show(*lines)
+
+
+def columns() -> int | None:
+    """How wide standard output is; None if it is no terminal, where nothing needs to be cut."""
+    return shutil.get_terminal_size().columns if terminal.out_is_terminal() else None
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def preview(text: str | None, chars: int = PREVIEW_CHARS) -> str:
@@ -105,6 +125,11 @@ def between(start: datetime | None, end: datetime | None) -> float | None:
 def local_time(value: datetime) -> str:
     """A time of the user's own zone, to the second."""
     return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def short_time(value: datetime) -> str:
+    """A time of the user's own zone, to the minute and without the year."""
+    return value.astimezone().strftime("%m-%d %H:%M")
 
 
 def positions(access: Sequence[int]) -> str:

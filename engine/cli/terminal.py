@@ -85,6 +85,11 @@ def err_is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def no_color() -> bool:
+    """Whether the user wants no escape codes at all (no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
 def _write(stream: IO[str] | None, text: str) -> None:
     if stream is None:
         return

@@ -52,6 +52,7 @@ class Keeper:
         self._status_listeners: set[Callable[[str], None]] = set()
         self._status = "starting"
         self._started = time.monotonic()
+        self._needed_at = time.monotonic()
         self._background: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> ExitCode:
@@ -136,6 +137,8 @@ class Keeper:
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
+        # Clients may come and go between two looks, so each leaves its mark.
+        self._needed_at = time.monotonic()
         try:
             if _is_ours(writer):
                 await self._answer(reader, writer)
@@ -143,6 +146,7 @@ class Keeper:
             pass
         finally:
             self._clients.discard(task)
+            self._needed_at = time.monotonic()
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
@@ -221,12 +225,12 @@ class Keeper:
 
     async def _stop_when_idle(self) -> None:
         """Leaves when neither a client nor a live run needs the keeper for a while."""
-        idle_since = time.monotonic()
+        self._needed_at = time.monotonic()
         while True:
             await asyncio.sleep(IDLE_CHECK_S)
             if self._clients or await self._has_live_runs():
-                idle_since = time.monotonic()
-            elif time.monotonic() - idle_since > self._settings.keeper_idle_s:
+                self._needed_at = time.monotonic()
+            elif time.monotonic() - self._needed_at > self._settings.keeper_idle_s:
                 return
 
     async def _has_live_runs(self) -> bool:

@@ -66,7 +66,10 @@ class StepSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """Everything about a run. ``plan_json`` is the canonical plan of the present round; notes are the parser's."""
+    """Everything about a run. ``plan_json`` is the canonical plan of the present round; notes are the parser's.
+
+    ``plan_text`` is the newest text of a planning call that was not a valid plan, ``plan_errors`` what is wrong with it.
+    """
 
     id: UUID
     state: str
@@ -84,6 +87,7 @@ class RunSnapshot:
     notes: tuple[dict[str, Any], ...]
     planning: tuple[AttemptSnapshot, ...]
     plan_errors: tuple[dict[str, Any], ...]
+    plan_text: str | None
     cost_usd: Decimal
     cost_complete: bool
     input_tokens: int
@@ -149,7 +153,7 @@ async def _contents(
     owners.update(step_id(run_id, step.round, step.position) for step in steps)
     owners.update(step.accepted_attempt_id for step in steps if step.accepted_attempt_id is not None)
     owners.update(attempt.id for attempt in attempts)
-    kinds = ("task", "plan", "plan_remarks", "subtask", "output", "provider_message")
+    kinds = ("task", "plan", "plan_remarks", "plan_text", "subtask", "output", "provider_message")
     return await read_contents(connection, owners, kinds)
 
 
@@ -190,6 +194,7 @@ def _assemble(
     plan = plan_id(run.id, run.round)
     remarks = json.loads(contents.get((plan, "plan_remarks"), b'{"notes": [], "errors": []}'))
     planning = [own for row_, own in snapshots if row_.position is None]
+    invalid = _last_invalid(planning, contents)
     current = [step for step in step_snapshots if step.round == run.round]
     return RunSnapshot(
         id=run.id,
@@ -207,7 +212,8 @@ def _assemble(
         plan_form=row.form,
         notes=tuple(remarks["notes"]),
         planning=tuple(planning),
-        plan_errors=_last_errors(planning, contents),
+        plan_errors=() if invalid is None else tuple(json.loads(contents[invalid, "plan_remarks"])["errors"]),
+        plan_text=text(invalid, "plan_text"),
         cost_usd=run.cost_usd,
         cost_complete=run.attempts_unpriced == 0 and all(own.state != "sent" for _, own in snapshots),
         input_tokens=run.input_tokens,
@@ -221,13 +227,9 @@ def _assemble(
     )
 
 
-def _last_errors(planning: Sequence[AttemptSnapshot], contents: dict[tuple[UUID, str], bytes]) -> tuple[Any, ...]:
-    """What was wrong with the newest text that was not a valid plan."""
-    for attempt in reversed(planning):
-        remarks = contents.get((attempt.id, "plan_remarks"))
-        if remarks is not None:
-            return tuple(json.loads(remarks)["errors"])
-    return ()
+def _last_invalid(planning: Sequence[AttemptSnapshot], contents: dict[tuple[UUID, str], bytes]) -> UUID | None:
+    """The newest planning call whose text was not a valid plan."""
+    return next((own.id for own in reversed(planning) if (own.id, "plan_remarks") in contents), None)
 
 
 def _attempt(row: Any, message: str | None) -> AttemptSnapshot:

@@ -148,3 +148,15 @@ def test_a_program_of_another_protocol_version_is_told_what_to_do(provider: Prov
         )
         assert "podium down" in done.stdout
         assert open_home(home.home).socket_path.exists()
+
+
+def test_short_commands_one_after_the_other_keep_the_keeper(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        # Commands come more often than this, and each is there for less than the keeper's look around.
+        home.env["PODIUM_KEEPER_IDLE_S"] = "7"
+        assert home.run("Hello.", "--template", "single").code == 0
+        holder = home.home.joinpath("lock").read_text()
+        until = time.monotonic() + 16
+        while time.monotonic() < until:
+            assert home.podium("list", "--json").code == 0
+        assert home.home.joinpath("lock").read_text() == holder
