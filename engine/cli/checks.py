@@ -99,14 +99,15 @@ def _home(path: Path) -> Check:  # noqa: PLR0911  # a list of cases, one after t
 
 
 def _pool(pool: Pool, *, embedded: bool) -> Iterator[Check]:
-    from engine.cli.pool import missing_keys, spell, who
+    from engine.cli.pool import missing_keys, need, spell, who
+    from engine.cli.render import counted
 
     missing = missing_keys(pool)
     place = "this environment" if embedded else "this environment (workers have their own)"
     if not missing:
-        yield Check(f"pool {pool.name}", "ok", f"{len(pool.workers)} workers, no key is missing in {place}")
+        yield Check(f"pool {pool.name}", "ok", f"{counted(len(pool.workers), 'worker')}, no key is missing in {place}")
     for reference in missing:
-        text = f"{spell(reference)} is not set in {place}; {who(pool, reference)} needs it"
+        text = f"{spell(reference)} is not set in {place}; {who(pool, reference)} {need(pool, reference)} it"
         yield Check(f"pool {pool.name}", "warn", text, "set it before `podium run`")
     if pool.needs_local_model:
         yield _local_model()

@@ -85,7 +85,10 @@ def run_object(run: RunSnapshot) -> Json:
             "ended_at": time_text(run.ended_at),
             "steps": [_step(step) for step in run.steps],
             "children": [str(child) for child in run.children],
-            "notes": [{key: note.get(key) for key in ("code", "field", "position", "text")} for note in (*run.notes, *answer_notes(run))],
+            "notes": [
+                {key: note.get(key) for key in ("code", "field", "position", "text")}
+                for note in (*run.notes, *answer_notes(run))
+            ],
         }
     )
 

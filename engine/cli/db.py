@@ -19,10 +19,13 @@ def db() -> None:
     """Look after the database."""
 
 
-@db.command()
+@db.command(short_help="Apply the migrations that the database lacks.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
 def upgrade(as_json: bool) -> int:
-    """Apply the migrations that the database lacks; safe to run from several places at once."""
+    """Apply the migrations that the database lacks; safe to run from several places at once.
+
+    The embedded servers upgrade themselves when they start; for them this says what the schema is.
+    """
     from engine.cli.contract import versioned
     from engine.cli.session import run_async
     from engine.settings import load_settings
@@ -37,6 +40,8 @@ def upgrade(as_json: bool) -> int:
     revision = scripts().get_current_head()
     if as_json:
         terminal.out_json(versioned({"applied": report.applied, "revision": revision}))
+    elif settings.embedded and not report.applied:
+        terminal.out(f"the embedded servers upgrade themselves; the schema is {revision}")
     elif report.applied:
         terminal.out(f"applied {', '.join(report.applied)}; the schema is now {revision}")
     else:

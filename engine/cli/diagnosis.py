@@ -5,6 +5,7 @@ Must never read anything, and never show a key: only where one is looked for.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 from engine.cli.render import preview
@@ -34,7 +35,7 @@ def failure_words(attempt: AttemptSnapshot, model: Worker | None) -> str:
     if meaning:
         words += f": {meaning}"
     if attempt.message:
-        words += f': "{preview(attempt.message, SAID_CHARS)}"'
+        words += f': "{preview(_said(attempt.message), SAID_CHARS)}"'
     hint = _hint(attempt.error_code, model)
     return f"{words}; {hint}" if hint else words
 
@@ -95,6 +96,17 @@ def _note_words(code: str, attempt: AttemptSnapshot) -> str:
         used = "" if attempt.output_tokens is None else f" ({attempt.output_tokens:,} tokens)"
         return f"the answer stopped at its output limit{used}; raise output_tokens_max"
     return REPLACED.get(code, code)
+
+
+def _said(message: str) -> str:
+    """The sentence in a provider's JSON error; whatever else it sent as it stands."""
+    try:
+        content = json.loads(message)
+    except (ValueError, RecursionError):
+        return message
+    error = content.get("error", content) if isinstance(content, dict) else None
+    sentence = error.get("message") if isinstance(error, dict) else error
+    return sentence if isinstance(sentence, str) and sentence.strip() else message
 
 
 def _last_failure(attempts: tuple[AttemptSnapshot, ...], model: Worker | None) -> str:

@@ -15,12 +15,14 @@ from uuid import UUID
 
 from activities.progress import CHANNEL
 from engine.cli import terminal
+from engine.cli.diagnosis import blame, model_of
 from engine.cli.render import duration
 from engine.errors import ExitCode, InputError, UnavailableError
 from engine.store.database import Database
 from engine.store.snapshots import RunSnapshot
 from engine.store.states import RUN_ENDED
 from engine.store.watching import RunProgress, listen, read_progress
+from worker_pools.pool import Pool
 
 POLL_S: Final = 0.2
 # A step that waits for a key asks for it every 5 s; a key that was just handed over needs that long to be found.
@@ -48,20 +50,12 @@ class View(Protocol):
         """So many pieces (about one a token) of an answer have arrived; `place` is `plan` or a position."""
 
 
-async def follow(
-    database: Database, run_id: UUID, view: View, *, patience_s: float = 0.0, first_call: bool = False
-) -> RunProgress:
-    """Returns the run's state when it has ended, or waits for somebody for longer than `patience_s`.
-
-    With `first_call`, says how long after the command's start the first model call was seen.
-    """
+async def follow(database: Database, run_id: UUID, view: View, *, patience_s: float = 0.0) -> RunProgress:
+    """Returns the run's state when it has ended, or waits for somebody for longer than `patience_s`."""
     waiting_since: float | None = None
     async with _listening(database, run_id, view):
         while True:
             progress = await _look(database, run_id)
-            if first_call and progress.called:
-                first_call = False
-                terminal.err(f"first call after {time.monotonic() - terminal.STARTED_S:.1f} s")
             view.update(progress)
             if progress.state in RUN_ENDED:
                 return progress
@@ -123,36 +117,28 @@ def exit_code(state: str) -> ExitCode:
     return EXIT_CODES.get(state, ExitCode.OK)
 
 
-def say_how_it_ended(run: RunSnapshot) -> None:
+def say_how_it_ended(run: RunSnapshot, pool: Pool | None) -> None:
     """One line on standard error for a run that did not succeed, with what to do about it."""
     words = f"run {run.id} {run.state}" + (f": {run.reason}" if run.reason else "")
     if run.state == "failed":
-        terminal.err(f"error: {words}{_blame(run)}")
+        terminal.err(f"error: {words}{blame(run, pool)}")
         terminal.err(f"hint: podium show {run.id}")
     elif run.state == "cancelled":
         terminal.err(words)
     elif run.state == "waiting":
         terminal.err(words)
-        terminal.err(f"hint: {_what_it_waits_for(run)}")
+        terminal.err(f"hint: {_what_it_waits_for(run, pool)}")
 
 
-def _blame(run: RunSnapshot) -> str:
-    for step in run.steps:
-        if step.state == "failed":
-            return f" (step {step.position}, worker {step.worker})"
-    if run.reason == "plan-invalid" and run.plan_errors:
-        return f" ({terminal.inert(str(run.plan_errors[0]['text']))})"
-    return ""
-
-
-def _what_it_waits_for(run: RunSnapshot) -> str:
+def _what_it_waits_for(run: RunSnapshot, pool: Pool | None) -> str:
     if run.reason != "secret-missing":
         return f"podium show {run.id}"
-    workers = [step.worker for step in run.steps if step.reason == "secret-missing"] or ["the Conductor"]
-    return (
-        f"the key of {', '.join(dict.fromkeys(workers))} is missing: set its variable (`podium pool check` names it) "
-        f"and run `podium watch {run.id}`"
-    )
+    names: list[str | None] = [step.worker for step in run.steps if step.reason == "secret-missing"] or [None]
+    keys = [model.api_key for model in (model_of(pool, name) for name in names) if model is not None and model.api_key]
+    whose = ", ".join(dict.fromkeys("the Conductor" if name is None else name for name in names))
+    places = ", ".join(dict.fromkeys(key.env or f"the file {key.file}" for key in keys))
+    what = f"set {places}" if places else "set its variable (`podium pool check` names it)"
+    return f"the key of {whose} is missing: {what} and run `podium watch {run.id}`"
 
 
 def detached_words(run_id: UUID, *, embedded: bool) -> str:

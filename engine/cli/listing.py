@@ -24,21 +24,29 @@ LIMIT_MAX = 1000
 @click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="Only these states; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_runs(limit: int, states: tuple[str, ...], as_json: bool) -> int:
-    """List the newest runs, newest first."""
+    """List the newest runs, newest first.
+
+    On a narrow terminal ids are shortened; `podium show` takes the beginning of one.
+    """
     from engine.cli.contract import list_array
     from engine.cli.session import run_async, settings_for_reading
+    from engine.settings import load_settings
 
+    every = load_settings()
+    home = every.home if every.embedded else None
     settings = settings_for_reading()
     lines = () if settings is None else run_async(_fetch(settings, limit, states))
     if as_json:
         terminal.out_json(list_array(lines))
     elif lines:
-        from engine.cli.render import show
-        from engine.cli.tables import runs_table
+        from engine.cli.render import columns, show
+        from engine.cli.tables import run_lines
 
-        show(runs_table(lines))
+        show(*run_lines(lines, columns()))
     else:
-        terminal.err("no runs" if states else 'no runs yet; podium run "What is gravity? Explain it to a child."')
+        where = "" if home is None else f" in {terminal.inert(str(home))}"
+        hint = "" if states else '; podium run "What is gravity? Explain it to a child."'
+        terminal.err(f"no {'such runs' if states else 'runs yet'}{where}{hint}")
     return ExitCode.OK
 
 

@@ -10,6 +10,7 @@ from engine.cli import terminal
 from engine.errors import ExitCode
 
 if TYPE_CHECKING:
+    from engine.plan import PlanError
     from engine.store.drafts import PlanDraft, RejectedPlan
 
 
@@ -18,13 +19,17 @@ def plan() -> None:
     """Check plans."""
 
 
-@plan.command()
+@plan.command(short_help="Say what a plan is, or what is wrong with it.")
 @click.argument("file", metavar="FILE|-")
 @click.option(
     "--pool", "pool_name", default="local", show_default=True, metavar="NAME|FILE", help="Whose workers count."
 )
 @click.option("--lenient", is_flag=True, help="Accept readings that are guesses, with a note.")
-@click.option("--finish-reason", metavar="R", help="What the provider gave as the reason why the text ended.")
+@click.option(
+    "--finish-reason",
+    metavar="R",
+    help="Why the text ended, in the provider's word: 'stop' for its own end; 'length' or 'max_tokens' for a limit.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON object.")
 def check(file: str, pool_name: str, lenient: bool, finish_reason: str | None, as_json: bool) -> int:
     """Read the plan in FILE ('-': standard input) and say what it is, or everything that is wrong with it.
@@ -69,11 +74,16 @@ def _print_plan(read: PlanDraft) -> None:
     terminal.out(f"valid: {count} step{'' if count == 1 else 's'}, form {found.form}, digest {plan_digest(found)}")
 
 
-def _print_errors(file: str, read: RejectedPlan) -> None:
+def fault_line(file: str, error: PlanError) -> str:
+    """`plan.txt:3:7: there is no worker 9 [unknown-worker]`."""
     name = "standard input" if file == "-" else file
+    place = f"{name}:{error.line}:{error.column}" if error.line else name
+    return f"{place}: {error.text} [{error.code}]"
+
+
+def _print_errors(file: str, read: RejectedPlan) -> None:
     for error in read.errors:
-        place = f"{name}:{error.line}:{error.column}" if error.line else name
-        terminal.err(f"error: {place}: {terminal.inert(error.text)} [{error.code}]")
+        terminal.err(f"error: {terminal.inert(fault_line(file, error))}")
         if error.hint:
             terminal.err(f"hint: {terminal.inert(error.hint)}")
     for note in read.notes:

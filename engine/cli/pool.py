@@ -19,7 +19,7 @@ def pool() -> None:
     """Check pools."""
 
 
-@pool.command()
+@pool.command(short_help="Check a pool: every key of its file, its models, their keys.")
 @click.argument("name", metavar="NAME|FILE")
 @click.option("--keys", is_flag=True, help="Fail if a key is missing, instead of warning.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON object.")
@@ -37,7 +37,9 @@ def check(name: str, keys: bool, as_json: bool) -> int:
         terminal.out_json(_pool_object(found))
     else:
         _print_pool(found)
-    warnings = [f"{spell(reference)} is not set; {who(found, reference)} needs it" for reference in missing]
+    warnings = [
+        f"{spell(reference)} is not set; {who(found, reference)} {need(found, reference)} it" for reference in missing
+    ]
     if missing and keys:
         if as_json:
             for warning in warnings:
@@ -69,6 +71,11 @@ def who(found: Pool, reference: SecretRef) -> str:
         for model in found.models
         if model.api_key == reference
     )
+
+
+def need(found: Pool, reference: SecretRef) -> str:
+    """`needs`, or `need` for more than one model."""
+    return "needs" if sum(model.api_key == reference for model in found.models) == 1 else "need"
 
 
 def _pool_object(found: Pool) -> dict[str, Any]:
@@ -111,23 +118,26 @@ def _model_object(model: Any) -> dict[str, Any]:
 
 
 def _print_pool(found: Pool) -> None:
-    from rich.table import Table
+    from engine.cli.render import aligned, columns, counted, preview, show
 
-    from engine.cli.render import preview, show
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("", "name", "model", "where", "queue", "price in/out per Mtok", "what for"):
-        table.add_column(column, no_wrap=True)
+    rows = []
     for number, model in [("", found.conductor), *((str(number), own) for number, own in enumerate(found.workers))]:
         price = model.price
-        table.add_row(
-            number,
-            preview(model.name, 24),
-            preview(model.model, 40),
-            preview(model.base_url or model.adapter, 48),
-            model.queue,
-            "unknown" if price is None else f"${price.input_usd_per_mtok:f} / ${price.output_usd_per_mtok:f}",
-            preview(model.description, 48),
+        rows.append(
+            (
+                number,
+                preview(model.name, 64),
+                preview(model.model, 256),
+                "unknown" if price is None else f"${price.input_usd_per_mtok:f} / ${price.output_usd_per_mtok:f}",
+                preview(model.base_url or model.adapter, 48),
+                model.queue,
+                preview(model.description, 48),
+            )
         )
-    terminal.out(f"pool {found.name}: {len(found.workers)} workers")
-    show(table)
+    terminal.out(f"pool {found.name}: {counted(len(found.workers), 'worker')}")
+    width = columns()
+    if width is not None:
+        # What a plan may say and what is called is never cut; such a line goes on in the next one.
+        width = max(width, 4 + sum(max(len(row[column]) for row in rows) for column in range(3)))
+    header = ("", "name", "model", "price in/out per Mtok", "where", "queue", "what for")
+    show(*aligned(header, rows, width))

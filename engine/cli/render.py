@@ -60,21 +60,38 @@ def console(*, to_error: bool = False) -> Console:
 
 def show(*parts: RenderableType, to_error: bool = False) -> None:
     """Writes to standard output (or error): styled on a terminal, plain in a pipe."""
+    from rich.text import Text
+
     target = console(to_error=to_error)
     buffer = io.StringIO()
     target.file = buffer
     for part in parts:
-        target.print(part, soft_wrap=isinstance(part, str))
+        target.print(part, soft_wrap=isinstance(part, str | Text))
     lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
     write = terminal.err if to_error else terminal.out
     write("\n".join(lines))
 
 
-def show_lines(lines: Sequence[Text]) -> None:
-    """Writes lines of text to standard output, each on one line, however wide it is."""
-    for line in lines:
-        line.no_wrap, line.overflow = True, "ignore"
-    show(*lines)
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int | None) -> list[Text]:
+    """A line a row, columns under each other; what is wider than `width` is cut at the line's end, never wrapped.
+
+    Unlike a table, which takes from every column until none can be read.
+    """
+    from rich.text import Text
+
+    cells = [[Text(name, "dim") for name in header]]
+    cells += [[cell.copy() if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    wide = [max(row[column].cell_len for row in cells) for column in range(len(header))]
+    lines = []
+    for row in cells:
+        for cell, wanted in zip(row, wide, strict=True):
+            cell.pad_right(wanted - cell.cell_len)
+        line = Text("  ").join(row)
+        line.rstrip()
+        if width is not None:
+            line.truncate(width, overflow="ellipsis")
+        lines.append(line)
+    return lines
 
 
 def columns() -> int | None:

@@ -6,6 +6,7 @@ Nothing is half done: task, pool, plan and keys are checked before any server is
 from __future__ import annotations
 
 import asyncio
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -17,11 +18,13 @@ from engine.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from engine.cli.session import Session
-    from engine.service import Submission
+    from engine.service import InvalidPlanError, Submission
     from engine.settings import Settings
     from engine.store.runs import CreatedRun, NewRun
     from worker_pools.pool import Pool, Worker
 
+# Named here because reading the package's folder for the help would cost its time; a test compares them.
+TEMPLATES: Final = ("single", "self-consistency", "mixture-of-agents", "planner-executor-verifier")
 LOCAL_REMARK: Final = (
     "the local model is real but very small (135 million parameters): it shows how Podium works, and its answers are "
     "often wrong; --pool FILE takes models of your own"
@@ -46,7 +49,7 @@ class Job:
     "--plan", "plan_file", metavar="FILE", help="Perform the plan in this file instead of asking a Conductor."
 )
 @click.option("--lenient", is_flag=True, help="Accept readings of the plan file that are guesses, with a note.")
-@click.option("--template", metavar="NAME", help="Perform a packaged plan, for example planner-executor-verifier.")
+@click.option("--template", metavar="NAME", help=f"Perform a packaged plan: {', '.join(TEMPLATES)}.")
 @click.option("--pool", "pool_name", default="local", show_default=True, metavar="NAME|FILE", help="The models to use.")
 @click.option("--detach", is_flag=True, help="Do not wait: print the run's id and leave.")
 @click.option("--idempotency-key", metavar="KEY", help="A second run with the same key gives the first one.")
@@ -64,7 +67,8 @@ def run(  # noqa: PLR0917  # click passes them by name
 ) -> int:
     """Run TASK: plan it, perform the plan, print the answer.
 
-    TASK may also come from --file or from a pipe. Ctrl-C leaves the run going on.
+    TASK may also come from --file or from a pipe. Ctrl-C leaves the run going on. Into a pipe or a file only the
+    answer goes; progress, table and summary go to standard error then.
     """
     from engine.cli.inputs import STDIN, plan_text, task_bytes
     from engine.settings import load_settings
@@ -77,7 +81,7 @@ def run(  # noqa: PLR0917  # click passes them by name
     content = task_bytes(task, task_file)
 
     # Imported only now: it takes a second, and what is wrong with files and options was said at once.
-    from engine.service import Submission, prepare, read_task
+    from engine.service import InvalidPlanError, Submission, prepare, read_task
     from worker_pools.pool import load_pool
 
     submission = Submission(
@@ -90,10 +94,23 @@ def run(  # noqa: PLR0917  # click passes them by name
         lenient=lenient,
         idempotency_key=idempotency_key,
     )
-    new = prepare(submission)
+    try:
+        new = prepare(submission)
+    except InvalidPlanError as error:
+        assert plan_file is not None
+        raise _all_faults(error, plan_file, pool_name, lenient=lenient) from None
     if settings.embedded:
         require_keys(submission.pool, new)
     return _perform(Job(settings, submission, detach=detach, as_json=as_json))
+
+
+def _all_faults(error: InvalidPlanError, plan_file: str, pool_name: str, *, lenient: bool) -> InputError:
+    """Every fault of a plan file on a line of its own, with its place."""
+    from engine.cli.plan import fault_line
+
+    command = ["podium", "plan", "check", plan_file, "--pool", pool_name, *(["--lenient"] if lenient else [])]
+    lines = [fault_line(plan_file, fault) for fault in error.errors]
+    return InputError(error.code, "\n".join(lines), hint=shlex.join(command))
 
 
 def require_keys(pool: Pool, new: NewRun) -> None:
@@ -165,13 +182,11 @@ async def _submit_and_follow(job: Job) -> int:
                 terminal.out(str(created.id))
                 terminal.err(detached_words(created.id, embedded=job.settings.embedded))
             return ExitCode.OK
-        with open_view(as_json=job.as_json) as view:
-            progress = await follow(
-                session.database, created.id, view, patience_s=_patience_s(session), first_call=True
-            )
+        with open_view(as_json=job.as_json, first_call=True) as view:
+            progress = await follow(session.database, created.id, view, patience_s=_patience_s(session))
         snapshot = await find_run(session.database, str(created.id))
     print_result(snapshot, as_json=job.as_json)
-    say_how_it_ended(snapshot)
+    say_how_it_ended(snapshot, pool)
     return exit_code(progress.state)
 
 

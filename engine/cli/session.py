@@ -6,14 +6,17 @@ A command must check all its input before it opens a session: opening one may st
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.cli import terminal
-from engine.errors import InputError, PodiumError
+from engine.errors import BugError, InputError, PodiumError
 from engine.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -100,6 +103,7 @@ def settings_for_reading(reference: str | None = None) -> Settings | None:
     settings = load_settings()
     if not settings.embedded or (settings.home / "version").exists():
         return settings
+    _refuse_impossible(settings.home)
     if reference is None:
         return None
     raise InputError(
@@ -107,6 +111,33 @@ def settings_for_reading(reference: str | None = None) -> Settings | None:
         f"there are no runs yet: {settings.home} does not exist",
         hint="`podium run` makes it; PODIUM_HOME names another one",
     )
+
+
+async def pinned_pool(database: Database, digest: str) -> Pool | None:
+    """The pool that a run is pinned to; None if this version cannot read it, which must not keep a run from view."""
+    from engine.store.inputs import read_pool_document
+    from worker_pools.pool import pool_from_document
+
+    try:
+        return pool_from_document(await read_pool_document(database, digest))
+    except BugError:
+        return None
+
+
+def _refuse_impossible(home: Path) -> None:
+    """Raises the error that making the home would, as far as that can be seen without touching anything."""
+    from engine.keeper.home import explained
+
+    with explained(home):
+        if os.path.lexists(home):
+            if not home.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "not a folder")
+            return
+        above = next(folder for folder in home.parents if os.path.lexists(folder))
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder")
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "permission denied")
 
 
 def quiet_status() -> Callable[[str], None]:

@@ -12,6 +12,7 @@ from engine.errors import ExitCode
 if TYPE_CHECKING:
     from engine.settings import Settings
     from engine.store.snapshots import RunSnapshot
+    from worker_pools.pool import Pool
 
 
 @click.command()
@@ -25,11 +26,11 @@ def show(run_reference: str, as_json: bool) -> int:
 
     settings = settings_for_reading(run_reference)
     assert settings is not None
-    run = run_async(fetch_run(settings, run_reference))
+    run, pool = run_async(_fetch(settings, run_reference))
     if as_json:
         terminal.out_json(run_object(run))
     else:
-        print_run(run)
+        print_run(run, pool)
     return ExitCode.OK
 
 
@@ -41,3 +42,13 @@ async def fetch_run(settings: Settings, reference: str) -> RunSnapshot:
 
     async with open_session(settings, Needs()) as session:
         return await find_run(session.database, reference)
+
+
+async def _fetch(settings: Settings, reference: str) -> tuple[RunSnapshot, Pool | None]:
+    from engine.cli.session import open_session, pinned_pool
+    from engine.keeper.client import Needs
+    from engine.service import find_run
+
+    async with open_session(settings, Needs()) as session:
+        run = await find_run(session.database, reference)
+        return run, await pinned_pool(session.database, run.pool_digest)

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Final
 
 from engine.cli import terminal
 from engine.cli.contract import plan_digest_of, run_object
+from engine.cli.diagnosis import answer_notes, failure_words, model_of, note_line, plan_error_words
 from engine.cli.render import (
     STYLES,
+    aligned,
     between,
+    counted,
     duration,
     lanes,
     local_time,
     money,
     positions,
     preview,
+    short_time,
     show,
     state_words,
     tokens,
@@ -26,27 +30,43 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from engine.store.snapshots import AttemptSnapshot, RunLine, RunSnapshot, StepSnapshot
+    from worker_pools.pool import Pool, Worker
 
 # More lanes than that no terminal shows side by side; the column "reads" says the same.
 LANES_MAX: Final = 24
 DIGEST_CHARS: Final = 12
+ID_CHARS: Final = 36
+ID_CHARS_MIN: Final = 13
+# With less of each task than this beside whole ids, the ids are shortened; less than the least is never shown.
+TASK_CHARS_MIN: Final = 20
+TASK_CHARS_LEAST: Final = 8
+PLAN_LINES_MAX: Final = 40
+PLAN_LINE_CHARS: Final = 400
 
 
 def print_result(run: RunSnapshot, *, as_json: bool) -> None:
-    """What `run` and `watch` end with: the answer, then the table of steps; or the one object."""
+    """What `run` and `watch` end with: the answer, then the table of steps; or the one object.
+
+    Only the answer goes into a pipe or a file; the rest is for people, so it goes to standard error then.
+    """
     if as_json:
         terminal.out_json(run_object(run))
         return
     if run.answer is not None:
         terminal.out(terminal.inert(run.answer))
-        terminal.out()
+    piped = not terminal.out_is_terminal()
+    say = terminal.err if piped else terminal.out
+    if run.answer is not None:
+        say()
     if run.steps:
-        show(steps_table(run))
-    terminal.out(summary(run))
+        show(steps_table(run), to_error=piped)
+    say(summary(run))
+    for note in answer_notes(run):
+        say(note_line(note))
 
 
-def print_run(run: RunSnapshot) -> None:
-    """Everything about a run."""
+def print_run(run: RunSnapshot, pool: Pool | None) -> None:
+    """Everything about a run. The pool, if it can be read, tells where failed calls went."""
     terminal.out(f"run     {run.id}")
     terminal.out(f"state   {state_words(run.state, run.reason)}")
     terminal.out(f"task    {preview(run.task, 200)}")
@@ -62,11 +82,10 @@ def print_run(run: RunSnapshot) -> None:
         terminal.out()
         show(steps_table(run))
     terminal.out(summary(run))
-    _print_planning(run)
-    _print_failures(run)
-    for note in run.notes:
-        where = "" if note.get("position") is None else f"step {note['position']}: "
-        terminal.out(f"note: {where}{terminal.inert(str(note['text']))} [{note['code']}]")
+    _print_planning(run, pool)
+    _print_failures(run, pool)
+    for note in (*run.notes, *answer_notes(run)):
+        terminal.out(note_line(note))
     if run.answer is not None:
         terminal.out()
         terminal.out(terminal.inert(run.answer))
@@ -107,19 +126,32 @@ def steps_table(run: RunSnapshot) -> Table:
     return table
 
 
-def runs_table(lines: Sequence[RunLine]) -> Table:
-    """A line a run, for `list`."""
-    table = _table("run", "state", "created", "pool", "cost", "task")
-    for line in lines:
-        table.add_row(
-            str(line.id),
-            _styled(line.state, line.reason),
-            local_time(line.created_at),
-            line.pool,
-            money(line.cost_usd),
-            preview(line.task_preview),
+def run_lines(runs: Sequence[RunLine], width: int | None) -> list[Text]:
+    """A header and a line a run, for `list`. Where it is narrow, ids are as short as `show` can tell them apart."""
+    header = ("run", "created", "state", "cost", "task")
+    rows = [
+        (
+            str(run.id),
+            short_time(run.created_at),
+            _styled(run.state, run.reason),
+            money(run.cost_usd),
+            preview(run.task_preview),
         )
-    return table
+        for run in runs
+    ]
+    if width is not None:
+        taken = sum(max(len(head), *(len(row[column]) for row in rows)) + 2 for column, head in enumerate(header[:4]))
+        if taken + TASK_CHARS_MIN > width:
+            chars = _id_chars([row[0] for row in rows])
+            rows = [(row[0][:chars], *row[1:]) for row in rows]
+            taken += chars - ID_CHARS
+        width = max(width, taken + TASK_CHARS_LEAST)
+    return aligned(header, rows, width)
+
+
+def _id_chars(ids: Sequence[str]) -> int:
+    """How much of the ids tells them apart; those of one millisecond share their first 13 characters."""
+    return next(chars for chars in range(ID_CHARS_MIN, ID_CHARS + 1) if len({own[:chars] for own in ids}) == len(ids))
 
 
 def summary(run: RunSnapshot) -> str:
@@ -132,30 +164,41 @@ def summary(run: RunSnapshot) -> str:
     )
 
 
-def _print_planning(run: RunSnapshot) -> None:
+def _print_planning(run: RunSnapshot, pool: Pool | None) -> None:
     for attempt in run.planning:
-        code = f" ({attempt.error_code})" if attempt.error_code else ""
         took = duration(between(attempt.started_at, attempt.ended_at))
-        counted = f"{tokens(attempt.input_tokens)} tokens in, {tokens(attempt.output_tokens)} out"
+        used = f"{tokens(attempt.input_tokens)} tokens in, {tokens(attempt.output_tokens)} out"
         cost = money(attempt.cost_usd)
-        terminal.out(f"planning call {attempt.number}: {attempt.state}{code} in {took}, {counted}, cost {cost}")
-        _print_message(attempt)
-    for error in run.plan_errors if run.plan_json is None else ():
-        place = f"{error['line']}:{error['column']}: " if error.get("line") else ""
-        terminal.out(f"plan error: {place}{terminal.inert(str(error['text']))} [{error['code']}]")
+        terminal.out(f"planning call {attempt.number}: {attempt.state} in {took}, {used}, cost {cost}")
+        _print_failure(attempt, model_of(pool, None))
+    if run.plan_json is None:
+        _print_invalid_plan(run)
 
 
-def _print_failures(run: RunSnapshot) -> None:
+def _print_invalid_plan(run: RunSnapshot) -> None:
+    if run.plan_text is not None:
+        # As the parser counts lines, so that its places can be found.
+        lines = run.plan_text.split("\n")
+        terminal.out("the last text that was not a valid plan:")
+        for line in lines[:PLAN_LINES_MAX]:
+            terminal.out(f"    {terminal.inert(line.rstrip(chr(13)))[:PLAN_LINE_CHARS]}".rstrip())
+        if len(lines) > PLAN_LINES_MAX:
+            terminal.out(f"    … and {counted(len(lines) - PLAN_LINES_MAX, 'more line')}")
+    for error in run.plan_errors:
+        terminal.out(f"plan error: {plan_error_words(error)}")
+
+
+def _print_failures(run: RunSnapshot, pool: Pool | None) -> None:
     for step in run.steps:
         for attempt in step.attempts:
             if attempt.error_code is not None:
-                terminal.out(f"step {step.position}, attempt {attempt.number}: {attempt.state} ({attempt.error_code})")
-                _print_message(attempt)
+                terminal.out(f"step {step.position}, attempt {attempt.number}: {attempt.state}")
+                _print_failure(attempt, model_of(pool, step.worker))
 
 
-def _print_message(attempt: AttemptSnapshot) -> None:
-    if attempt.message:
-        terminal.out(f"    the provider said: {preview(attempt.message, 300)}")
+def _print_failure(attempt: AttemptSnapshot, model: Worker | None) -> None:
+    if attempt.error_code is not None:
+        terminal.out(f"    {failure_words(attempt, model)}")
 
 
 def _table(*columns: str) -> Table:
@@ -164,7 +207,7 @@ def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
         right = column in {"step", "time", "in", "out", "cost", "calls"}
-        table.add_column(column, justify="right" if right else "left", no_wrap=column != "task")
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
     return table
 
 

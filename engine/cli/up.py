@@ -11,20 +11,36 @@ from engine.settings import Settings, load_settings
 
 @click.command()
 def up() -> int:
-    """Keep the embedded servers, model and worker running until Ctrl-C or SIGTERM."""
+    """Keep the embedded servers, model and worker running until Ctrl-C or SIGTERM.
+
+    Takes over from a keeper in the background; live runs go on.
+    """
     from engine.cli.session import run_async
     from engine.keeper.client import BUSY_EXIT
     from engine.keeper.daemon import run_keeper
 
     settings = _embedded()
+    run_async(_stop_background(settings))
     code = run_async(run_keeper(settings, foreground=True, say=terminal.err))
     if code == BUSY_EXIT:
         raise RefusedError(
             "keeper-running",
-            f"{settings.home} has a keeper already",
-            hint="`podium down` stops it; it also leaves by itself when nobody needs it",
+            f"{settings.home} has a keeper already: another `podium up`",
+            hint="`podium down` stops it",
         )
     return code
+
+
+async def _stop_background(settings: Settings) -> None:
+    """Stops a keeper that a command left in the background. Another `up` keeps the home; a home of nobody is let be."""
+    from engine.keeper.client import keeper_status, stop_keeper
+
+    if not (settings.home / "version").exists():
+        return
+    status = await keeper_status(settings.home)
+    if status is not None and status.get("foreground") is False:
+        terminal.err("taking over from the keeper in the background: it stops first, live runs go on")
+        await stop_keeper(settings.home)
 
 
 @click.command()

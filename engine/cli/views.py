@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -19,11 +20,28 @@ if TYPE_CHECKING:
 REDRAWS_PER_S: Final = 8.0
 
 
+class FirstCall:
+    """Says once, if wanted, how long after the command's start the first model call was seen."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._wanted = wanted
+
+    def seen(self, progress: RunProgress) -> None:
+        """Says it as soon as a model was called."""
+        if self._wanted and progress.called:
+            self._wanted = False
+            terminal.err(f"first call after {time.monotonic() - terminal.STARTED_S:.1f} s")
+
+
 class SilentView:
-    """Shows nothing."""
+    """Shows nothing but the time of the first call."""
+
+    def __init__(self, first_call: FirstCall) -> None:
+        self._first_call = first_call
 
     def update(self, progress: RunProgress) -> None:
-        """Nothing."""
+        """Only looks for the first call."""
+        self._first_call.seen(progress)
 
     def pieces(self, round_number: int, place: str, count: int) -> None:
         """Nothing."""
@@ -32,18 +50,25 @@ class SilentView:
 class PlainView:
     """One line for each change of a state, for pipes and logs."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_call: FirstCall) -> None:
+        self._first_call = first_call
         self._said: dict[tuple[int, str], str] = {}
 
     def update(self, progress: RunProgress) -> None:
-        """Says what differs from the last time."""
+        """Says what differs from the last time, in the order in which it came about."""
+        run = f"run {state_words(progress.state, progress.reason)}"
+        if progress.state in {"created", "planning"}:
+            self._say(progress, "run", run)
         planning = progress.planning
         if planning is not None:
             failed = f" ({planning.error_code})" if planning.error_code else ""
             self._say(progress, "plan", f"planning call {planning.attempts} {planning.state}{failed}")
+            self._first_call.seen(progress)
         if progress.steps and (progress.round, "steps") not in self._said:
             count = len(progress.steps)
             self._say(progress, "steps", f"plan of {count} step{'' if count == 1 else 's'}")
+        if progress.state == "running":
+            self._say(progress, "run", run)
         for step in progress.steps:
             if step.state == "pending":
                 continue
@@ -54,7 +79,9 @@ class PlainView:
                 f"step {step.position} {terminal.inert(step.worker)} {state_words(step.state, step.reason)}{again}",
                 took=between(step.started_at, step.ended_at),
             )
-        self._say(progress, "run", f"run {state_words(progress.state, progress.reason)}")
+            self._first_call.seen(progress)
+        # A run waits because a step does, and ends after its last step.
+        self._say(progress, "run", run)
 
     def pieces(self, round_number: int, place: str, count: int) -> None:
         """Nothing: a line for every few tokens would drown the rest."""
@@ -71,13 +98,15 @@ class PlainView:
 class LiveView:
     """A table on the terminal that redraws itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_call: FirstCall) -> None:
+        self._first_call = first_call
         self._progress: RunProgress | None = None
         self._pieces: dict[tuple[int, str], int] = {}
 
     def update(self, progress: RunProgress) -> None:
         """Takes the new state; it is drawn at the next redraw."""
         self._progress = progress
+        self._first_call.seen(progress)
 
     def pieces(self, round_number: int, place: str, count: int) -> None:
         """Takes the number of pieces that have arrived."""
@@ -130,14 +159,22 @@ class LiveView:
 
 
 @contextmanager
-def open_view(*, as_json: bool) -> Iterator[View]:
-    """The view for this standard error; with `--json` progress is for terminals only."""
+def open_view(*, as_json: bool, first_call: bool = False) -> Iterator[View]:
+    """The view for this standard error; with `--json` progress is for terminals only.
+
+    With `first_call`, says how long after the command's start the first model call was seen.
+    """
+    call = FirstCall(wanted=first_call)
     if not terminal.err_is_terminal():
-        yield SilentView() if as_json else PlainView()
+        yield SilentView(call) if as_json else PlainView(call)
+        return
+    if terminal.no_color():
+        # Redrawing takes escape codes too.
+        yield PlainView(call)
         return
     from rich.live import Live
 
-    view = LiveView()
+    view = LiveView(call)
     live = Live(
         view, console=console(to_error=True), refresh_per_second=REDRAWS_PER_S, transient=True, redirect_stderr=True,
         redirect_stdout=False,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def watch(run_reference: str, as_json: bool) -> int:
     """Follow RUN (an id, the beginning of one, or 'last') until it ends.
 
-    Keys that the run waits for are handed over if they are set here. Ctrl-C leaves the run going on.
+    Keys that the run waits for are handed over if they are set here. Ctrl-C leaves the run going on. Into a pipe or a
+    file only the answer goes; table and summary go to standard error then.
     """
     from engine.cli.session import run_async, settings_for_reading
 
@@ -34,7 +35,7 @@ def watch(run_reference: str, as_json: bool) -> int:
 
 async def _watch(settings: Settings, reference: str, *, as_json: bool) -> int:
     from engine.cli.follow import PATIENCE_S, exit_code, follow, say_how_it_ended
-    from engine.cli.session import open_session
+    from engine.cli.session import open_session, pinned_pool
     from engine.cli.tables import print_result
     from engine.cli.views import open_view
     from engine.keeper.client import Needs
@@ -46,6 +47,7 @@ async def _watch(settings: Settings, reference: str, *, as_json: bool) -> int:
         with open_view(as_json=as_json) as view:
             progress = await follow(session.database, run_id, view, patience_s=patience_s)
         run = await find_run(session.database, str(run_id))
+        pool = await pinned_pool(session.database, run.pool_digest)
     print_result(run, as_json=as_json)
-    say_how_it_ended(run)
+    say_how_it_ended(run, pool)
     return exit_code(progress.state)

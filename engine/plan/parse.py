@@ -167,6 +167,9 @@ def _was_cut(options: ParseOptions) -> bool:
 
 
 def _cut_hint(options: ParseOptions) -> str:
+    if options.finish_reason is None and options.output_tokens is None:
+        # A file: nobody knows whether a person or a model wrote it.
+        return "close the quote or bracket; if a model wrote this, raise its output token limit"
     used = "" if options.output_tokens is None else f" ({options.output_tokens} tokens were used)"
     return f"nothing is closed for the model; raise the output token limit{used}"
 

@@ -68,7 +68,7 @@ class StepSnapshot:
 class RunSnapshot:
     """Everything about a run. ``plan_json`` is the canonical plan of the present round; notes are the parser's.
 
-    ``plan_text`` is the newest text of a planning call that was not a valid plan, ``plan_errors`` what is wrong with it.
+    ``plan_text`` is the newest text of a planning call that was no valid plan, ``plan_errors`` what is wrong with it.
     """
 
     id: UUID

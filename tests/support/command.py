@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,3 +84,25 @@ def podium(
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr.decode())
+
+
+def terminal_output(
+    *arguments: str, home: Path, cwd: Path, columns: int = 80, env: Mapping[str, str] | None = None
+) -> str:
+    """What `podium` writes to standard output when that is a terminal so wide."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    extra = {"TERM": "xterm", **(env or {})}
+    with subprocess.Popen(
+        [*PODIUM, *arguments], env=environment(home, extra), stdin=subprocess.DEVNULL, stdout=theirs,
+        stderr=subprocess.DEVNULL, cwd=cwd,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        written = b""
+        # The last reader's end of a terminal gives an error instead of an empty read.
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 65_536):
+                written += piece
+        os.close(ours)
+        process.wait(timeout=60)
+    return written.decode().replace("\r\n", "\n")

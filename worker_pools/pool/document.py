@@ -39,4 +39,4 @@ def pool_from_document(document: bytes) -> Pool:
     except (ValueError, KeyError, TypeError, ValidationError):
         # What went wrong may quote the document; the code says enough, and the bytes are kept.
         pass
-    raise BugError("pool-document-unreadable", "A stored pool cannot be read by this version of Podium.")
+    raise BugError("pool-document-unreadable", "a stored pool cannot be read by this version of Podium")

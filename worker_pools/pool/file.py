@@ -85,7 +85,11 @@ def _locate(name_or_path: str, search: Sequence[Path]) -> Path | Traversable:
         path = Path(name_or_path)
         if path.is_file():
             return path
-        raise InputError("pool-not-found", f"There is no pool file {name_or_path}.")
+        raise InputError(
+            "pool-not-found",
+            f"there is no pool file {name_or_path}",
+            hint=f"packaged pools: {', '.join(packaged_pool_names())}",
+        )
     for folder in search:
         path = folder / f"{name_or_path}.yaml"
         if path.is_file():
@@ -95,8 +99,8 @@ def _locate(name_or_path: str, search: Sequence[Path]) -> Path | Traversable:
         return files("worker_pools") / "pools" / f"{name_or_path}.yaml"
     raise InputError(
         "pool-not-found",
-        f"There is no pool called {name_or_path[:80]!r}.",
-        hint=f"Packaged pools: {', '.join(names)}. A file is named by its path, for example ./pool.yaml.",
+        f"there is no pool called {name_or_path[:80]!r}",
+        hint=f"packaged pools: {', '.join(names)}; a file is named by its path, for example ./pool.yaml",
     )
 
 
@@ -105,13 +109,17 @@ def _read_text(source: Path | Traversable, limit_bytes: int, *, what: str, code:
         with source.open("rb") as handle:
             content = handle.read(limit_bytes + 1)
     except OSError as error:
-        raise InputError(code, f"The {what} {source.name} cannot be read: {error.strerror}.") from None
+        raise InputError(
+            code, f"the {what} {source.name} cannot be read: {(error.strerror or 'unknown error').lower()}"
+        ) from None
     if len(content) > limit_bytes:
-        raise InputError(code, f"The {what} {source.name} is larger than {limit_bytes} bytes.")
+        raise InputError(code, f"the {what} {source.name} is larger than {limit_bytes:,} bytes")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(code, f"The {what} {source.name} is not UTF-8 text (byte {error.start}).") from None
+        raise InputError(
+            code, f"the {what} {source.name} is not UTF-8 text (byte {error.start})", hint="save it as UTF-8"
+        ) from None
 
 
 def _refuse_recursion(label: str, tree: Tree) -> None:
@@ -121,8 +129,8 @@ def _refuse_recursion(label: str, tree: Tree) -> None:
             line = tree.line(("workers", index, "kind"))
             raise InputError(
                 "recursion-not-supported",
-                f"{label}:{line}: workers[{index}]: a Conductor as a worker is not supported yet.",
-                hint="Remove this worker; recursion comes with a later version.",
+                f"{label}:{line}: workers[{index}]: a Conductor as a worker is not supported yet",
+                hint="remove this worker; recursion comes with a later version",
             )
 
 
@@ -187,7 +195,7 @@ def _invalid(label: str, problems: list[Problem]) -> InputError:
     return InputError(
         "pool-invalid",
         "\n".join(lines),
-        hint="docs/schemas/pool.schema.json describes every key; `podium pool check` tries a file.",
+        hint="docs/schemas/pool.schema.json describes every key; `podium pool check` tries a file",
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command import terminal_output
 from tests.support.podium_home import PodiumHome, interrupt
 from tests.support.provider import Provider
 
@@ -31,12 +32,14 @@ def test_a_run_prints_its_answer_and_its_steps_and_tells_its_progress_elsewhere(
     done = home.run("What colour?", plan=ONE)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    # A model cannot paint on the user's terminal.
-    assert lines[:3] == ["The answer is", "\\x1b[31mred.", ""]
-    assert lines[3].split() == ["step", "worker", "state", "time", "in", "out", "cost", "calls", "reads"]
-    assert lines[4].split()[:3] == ["0", "quick", "succeeded"]
-    assert re.fullmatch(r"run \S+ succeeded after .*, cost \$0\.\d+", lines[5])
-    assert re.search(r"^first call after \d+\.\d s$", done.err, re.MULTILINE)
+    # A model cannot paint on the user's terminal. A pipe gets the answer and nothing else.
+    assert lines == ["The answer is", "\\x1b[31mred."]
+    lines = done.err.splitlines()
+    assert lines[-3].split() == ["step", "worker", "state", "time", "in", "out", "cost", "calls", "reads"]
+    assert lines[-2].split()[:3] == ["0", "quick", "succeeded"]
+    assert re.fullmatch(r"run \S+ succeeded after .*, cost \$0\.\d+", lines[-1])
+    (called,) = [number for number, line in enumerate(lines) if re.fullmatch(r"first call after \d+\.\d s", line)]
+    assert any("step 0 quick" in line for line in lines[:called])
     assert "step 0 quick running" in done.err or "step 0 quick succeeded" in done.err
     assert "run succeeded" in done.err
     assert "succeeded in" not in done.out
@@ -84,7 +87,10 @@ def test_a_plan_of_the_conductor_that_stays_invalid_fails_the_run_and_is_shown(h
     assert (run["state"], run["reason"], run["steps"], run["answer"]) == ("failed", "plan-invalid", [], None)
     assert len(run["planning"]) == 3
     assert "error: run" in done.err
-    assert "no plan" in home.podium("show", run["id"]).out
+    assert "[no-plan]" in done.err
+    shown = home.podium("show", run["id"]).out
+    assert "no plan" in shown
+    assert "\n    I would rather not.\n" in shown
 
 
 def test_a_failed_step_ends_with_1_and_show_says_what_the_provider_said(home: PodiumHome, provider: Provider):
@@ -92,12 +98,36 @@ def test_a_failed_step_ends_with_1_and_show_says_what_the_provider_said(home: Po
     done = home.run("Fail.", plan=ONE)
     assert done.code == 1
     assert "Traceback" not in done.err
-    assert re.search(r"^error: run \S+ failed: \S+ \(step 0, worker quick\)$", done.err, re.MULTILINE)
+    blamed = r"^error: run \S+ failed: \S+ \(step 0, worker quick\): auth-failed \(401\): .*no such key"
+    assert re.search(blamed, done.err, re.MULTILINE)
     shown = home.podium("show", "last")
     assert shown.code == 0
-    assert "no such key" in shown.out
+    assert 'auth-failed (401): the provider refuses the key: "no such key"; check' in shown.out
     done = home.podium("output", "last", "--step", "0")
     assert (done.code, done.out) == (1, "")
+
+
+def test_a_failed_call_names_the_address_and_the_key_variable(home: PodiumHome, provider: Provider):
+    provider.script({"status": 401, "body": {}}, model="quick", times=None)
+    done = home.run("Fail.", plan='model_id = ["keyed"]\nsubtasks = ["a"]\naccess_list = [[]]\n', env=KEY)
+    assert done.code == 1
+    assert "check STAND_IN_KEY" in done.err
+    pool = (home.folder / "pool.yaml").read_text()
+    away = re.sub(r'base_url: "[^"]*"', 'base_url: "http://127.0.0.1:9/v1"', pool)
+    away = away.replace("attempts_max: 2", "attempts_max: 1")
+    (home.folder / "away.yaml").write_text(away)
+    (home.folder / "plan.txt").write_text(ONE)
+    done = home.podium("run", "x", "--pool", "./away.yaml", "--plan", "plan.txt")
+    assert done.code == 1
+    assert "connection-failed: no connection to http://127.0.0.1:9/v1" in done.err
+
+
+def test_an_answer_that_was_cut_is_noted(home: PodiumHome, provider: Provider):
+    provider.script({"text": "It is", "finish_reason": "length", "usage": [7, 200]}, model="quick")
+    run = home.run("Cut.", "--json", plan=ONE).valid_json("run")
+    words = "the answer stopped at its output limit (200 tokens); raise output_tokens_max"
+    assert run["notes"] == [{"code": "answer-truncated", "field": None, "position": 0, "text": words}]
+    assert f"step 0: {words}" in home.podium("show", run["id"]).out
 
 
 def test_detach_prints_the_id_and_watch_follows_to_the_same_end(home: PodiumHome):
@@ -151,6 +181,13 @@ def test_list_shows_the_newest_first_and_by_state(home: PodiumHome):
     plain = home.podium("list", "-n", "1")
     assert second in plain.out
     assert "\x1b" not in plain.out
+    lines = terminal_output(
+        "list", "-n", "2", home=home.home, cwd=home.folder, env={**home.env, "NO_COLOR": "1"}, columns=72
+    ).splitlines()
+    assert len(lines) == 3
+    assert all(len(line) <= 72 for line in lines)
+    assert home.podium("show", lines[1].split()[0], "--json").json["id"] == second
+    assert "Newer" in lines[1]
 
 
 def test_the_same_idempotency_key_gives_the_same_run_and_another_request_is_refused(

@@ -92,6 +92,23 @@ def test_an_invalid_plan_file_creates_no_run(tmp_path: Path):
     assert_refused(run(tmp_path, "hello", "--plan", "plan.txt", "--json"), "plan-invalid")
 
 
+def test_every_fault_of_a_plan_file_is_told_with_its_place(tmp_path: Path):
+    (tmp_path / "plan.txt").write_text('model_id = [7, 8]\nsubtasks = ["a", "b"]\naccess_list = [[], [5]]\n')
+    done = run(tmp_path, "hello", "--plan", "plan.txt")
+    assert (done.code, done.out) == (2, "")
+    lines = done.err.splitlines()
+    assert sum("plan.txt:1:" in line for line in lines) == 2
+    assert sum("plan.txt:3:" in line for line in lines) == 1
+    assert lines[-1] == "hint: podium plan check plan.txt --pool local"
+
+
+def test_an_unclosed_quote_has_a_hint_for_people(tmp_path: Path):
+    (tmp_path / "plan.txt").write_text('model_id = [0]\nsubtasks = ["a]\naccess_list = [[]]\n')
+    done = podium("plan", "check", "plan.txt", home=tmp_path / "home")
+    assert done.code == 2
+    assert "hint: close the quote or bracket" in done.err
+
+
 def test_an_unknown_template_is_bad_input(tmp_path: Path):
     done = run(tmp_path, "hello", "--template", "nobody", "--json")
     assert done.code == 2

@@ -108,6 +108,36 @@ def test_a_home_that_is_a_file_is_bad_input(tmp_path: Path):
     assert (done.code, done.error_code) == (2, "home-not-a-folder")
 
 
+@pytest.mark.parametrize("place", ["file", "file/below", "proc"])
+def test_a_home_that_cannot_be_is_bad_input_for_list_too(place: str, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    home = Path("/proc/podium-home") if place == "proc" else tmp_path / place
+    done = podium("list", "--json", home=home, cwd=tmp_path)
+    assert done.code == 2
+    assert done.error_code == ("home-not-writable" if place == "proc" else "home-not-a-folder")
+    assert podium("run", "hello", "--json", home=home, cwd=tmp_path).error_code == done.error_code
+
+
+def test_no_runs_yet_names_the_home(tmp_path: Path):
+    done = podium("list", home=tmp_path / "home")
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith(f"no runs yet in {tmp_path / 'home'}; podium run ")
+
+
+@pytest.mark.parametrize("group", ["plan", "pool", "db"])
+def test_the_help_of_groups_is_not_cut_off(group: str, tmp_path: Path):
+    usage, *rest = podium(group, "--help", home=tmp_path / "home").out.splitlines()
+    assert usage.startswith("Usage: ")
+    assert not [line for line in rest if line.endswith("...")]
+
+
+def test_help_of_run_names_the_templates_that_there_are():
+    from engine.cli.run import TEMPLATES
+    from engine.plan.template import template_names
+
+    assert sorted(TEMPLATES) == sorted(template_names())
+
+
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path):
     reading, writing = os.pipe()
     os.close(reading)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.command import podium
+from tests.support.command import podium, terminal_output
 
 POOL = """\
 name: mine
@@ -33,7 +33,7 @@ def test_missing_keys_are_warned_of_and_fail_only_when_asked(tmp_path: Path):
         (None, "/nowhere/key", False),
     ]
     assert keys[0]["models"] == ["conductor", "a"]
-    assert "warning: $ONE_KEY is not set; the Conductor, a needs it" in done.err
+    assert "warning: $ONE_KEY is not set; the Conductor, a need it" in done.err
     done = podium("pool", "check", "./pool.yaml", "--keys", home=tmp_path / "home")
     assert done.code == 2
     assert done.err.count("ONE_KEY") == 1
@@ -54,3 +54,24 @@ def test_an_invalid_pool_lists_every_fault_with_its_line(tmp_path: Path):
     assert (done.code, done.error_code) == (2, "pool-invalid")
     assert "pool.yaml:4: " in done.err
     assert "Traceback" not in done.err
+
+
+def test_names_and_models_are_whole_however_narrow_the_terminal_is(tmp_path: Path):
+    model = "a-model-with-a-name-of-forty-characters-x"
+    (tmp_path / "pool.yaml").write_text(POOL.replace("model: m", f"model: {model}"))
+    out = terminal_output("pool", "check", "./pool.yaml", home=tmp_path / "home", cwd=tmp_path, columns=60)
+    assert out.count(model) == 3
+    assert all(f"  {name} " in out for name in ("conductor", "a", "b"))
+
+
+def test_a_pool_of_one_worker_is_told_in_the_singular(tmp_path: Path):
+    (tmp_path / "pool.yaml").write_text("\n".join(POOL.splitlines()[:-1]) + "\n")
+    done = podium("pool", "check", "./pool.yaml", home=tmp_path / "home")
+    assert done.out.splitlines()[0] == "pool mine: 1 worker"
+
+
+def test_no_color_means_no_escape_codes(tmp_path: Path):
+    plain = terminal_output("pool", "check", "local", home=tmp_path / "home", cwd=tmp_path, env={"NO_COLOR": "1"})
+    assert "explainer" in plain
+    assert "\x1b" not in plain
+    assert "\x1b" in terminal_output("pool", "check", "local", home=tmp_path / "home", cwd=tmp_path)
