@@ -108,13 +108,13 @@ def test_a_home_that_is_a_file_is_bad_input(tmp_path: Path):
     assert (done.code, done.error_code) == (2, "home-not-a-folder")
 
 
-@pytest.mark.parametrize("place", ["file", "file/below", "proc"])
+@pytest.mark.parametrize("place", ["file", "file/below"])
 def test_a_home_that_cannot_be_is_bad_input_for_list_too(place: str, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    home = Path("/proc/podium-home") if place == "proc" else tmp_path / place
+    home = tmp_path / place
     done = podium("list", "--json", home=home, cwd=tmp_path)
     assert done.code == 2
-    assert done.error_code == ("home-not-writable" if place == "proc" else "home-not-a-folder")
+    assert done.error_code == "home-not-a-folder"
     assert podium("run", "hello", "--json", home=home, cwd=tmp_path).error_code == done.error_code
 
 
