@@ -11,7 +11,7 @@ from engine.errors import InputError
 
 STDIN: Final = "-"
 # Above every limit of the readers behind it, so that those can say how large the text is; below what hurts.
-FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+FILE_BYTES_MAX: Final = 256 * 1024 * 1024
 _TASK_HINT: Final = 'podium run "What is gravity? Explain it to a child."  (or --file FILE, or a pipe)'
 
 

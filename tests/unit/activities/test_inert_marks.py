@@ -132,7 +132,8 @@ def test_one_mark_with_a_million_blanks_costs_nothing() -> None:
 def _best_time(text: str) -> float:
     best = float("inf")
     for _ in range(3):
-        begun = time.perf_counter()
+        # The thread's own time: other processes do not count.
+        begun = time.thread_time()
         make_inert(text)
-        best = min(best, time.perf_counter() - begun)
+        best = min(best, time.thread_time() - begun)
     return best

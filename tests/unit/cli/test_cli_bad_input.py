@@ -43,7 +43,7 @@ def assert_refused(done: Done, code: str) -> None:
         (b"\x89PNG\r\n\x1a\n\xff\xfe", "task-binary"),
         (b"what\0is it", "task-binary"),
         (b"x" * 5_000_000, "task-too-large"),
-        (b"x" * (16 * 1024 * 1024 + 1), "file-too-large"),
+        (b"x" * (16 * 1024 * 1024 + 1), "task-too-large"),
     ],
 )
 def test_no_task_or_none_that_is_text_is_bad_input(stdin: bytes, code: str, tmp_path: Path):
