@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from engine.errors import InputError
 
 # Long enough for somebody who reads an answer and then types the next command.
 KEEPER_IDLE_S = 60.0
+_URL_HINT = "write it as postgresql://user:password@host:5432/database"
 _ACTOR = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 
 
@@ -80,6 +82,12 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
 def _with_driver(url: str) -> str:
     """Accepts the URL forms that people have at hand and names the one driver that we use."""
+    try:
+        readable = urlsplit(url).port != 0
+    except ValueError:
+        readable = False
+    if not readable:
+        raise InputError("database-url-invalid", "PODIUM_DATABASE_URL has no port that can be read", hint=_URL_HINT)
     for prefix in ("postgres://", "postgresql://"):
         if url.startswith(prefix):
             return "postgresql+psycopg://" + url.removeprefix(prefix)
@@ -88,7 +96,7 @@ def _with_driver(url: str) -> str:
     raise InputError(
         "database-url-invalid",
         "PODIUM_DATABASE_URL is not a PostgreSQL URL",
-        hint="write it as postgresql://user:password@host:5432/database",
+        hint=_URL_HINT,
     )
 
 

@@ -62,6 +62,9 @@ async def open_services(
         await asyncio.to_thread(require_current_schema, settings.database_url)
         yield Services(settings.database_url, settings.temporal, embedded=False, home=None)
         return
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        # libpq reads these wherever an address is silent; they mean some other server than ours.
+        del os.environ[name]
     home = open_home(settings.home)
     reader, writer, ready = await _hello(home, needs or Needs(), on_status)
     try:

@@ -141,7 +141,8 @@ def _check_folder(root: Path) -> None:
             f"{root} belongs to another user",
             hint="run podium as the owner, or set PODIUM_HOME to another folder",
         )
-    if status.st_mode & OTHERS:
+    # A folder that is no home of ours is refused as that: nobody shall be told to close /tmp to others.
+    if status.st_mode & OTHERS and ((root / "version").exists() or not any(root.iterdir())):
         raise InputError(
             "home-open-to-others", f"other users can enter {root}", hint=f"close it first: chmod 700 '{root}'"
         )

@@ -173,8 +173,10 @@ class TemporalServer:
     def _program(self, program: Path) -> Program:
         arguments = [
             *("server", "start-dev", "--headless", "--disable-config-file", "--disable-config-env"),
-            # Metrics and HTTP take random free ports; with --ip every port is on loopback.
-            *("--ip", LOOPBACK, "--port", str(self._port), "--db-filename", str(self.database_path)),
+            # Metrics and HTTP take random free ports; with --ip every port is on loopback. The file is named from its
+            # own folder, where the server runs: a path becomes part of an address, in which `#`, `?` and `%` have a
+            # meaning of their own.
+            *("--ip", LOOPBACK, "--port", str(self._port), "--db-filename", self.database_path.name),
             *("--log-level", "warn", "--log-format", "json"),
         ]
         for value in DYNAMIC_CONFIG:

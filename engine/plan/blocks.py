@@ -23,7 +23,7 @@ from engine.plan.yaml_region import Fence, Region, find_flow_end, find_region
 from engine.plan.yaml_steps import YamlReader
 
 _TAG: Final = (
-    r"<[ \t]*(?P<ends>/?)[ \t]*(?:seed:)?(?:think|thinking|thought|thoughts|reasoning)\b[^<>\n]{0,64}>"
+    r"<[ \t]{0,8}(?P<ends>/?)[ \t]{0,8}(?:seed:)?(?:think|thinking|thought|thoughts|reasoning)\b[^<>\n]{0,64}>"
     r"|\[(?P<ends_square>/?)THINK\]|◁(?P<ends_kimi>/?)think▷"
 )
 _QUOTE_CLASS: Final = "[\"'\u201c\u201d\u2018\u2019]"
@@ -39,7 +39,8 @@ _FLAGS: Final = re.VERBOSE | re.MULTILINE | re.IGNORECASE
 _STARTS: Final = re.compile(f"{_YAML_START} | {_OTHER_STARTS}", _FLAGS)
 _STARTS_WITHOUT_YAML: Final = re.compile(rf"(?P<yaml>(?!)) | {_OTHER_STARTS}", _FLAGS)
 _REASONING_END: Final = re.compile(
-    r"<[ \t]*/[ \t]*(?:seed:)?(?:think|thinking|thought|thoughts|reasoning)\b[^<>\n]{0,64}>|\[/THINK\]|◁/think▷",
+    r"<[ \t]{0,8}/[ \t]{0,8}(?:seed:)?(?:think|thinking|thought|thoughts|reasoning)\b[^<>\n]{0,64}>"
+    r"|\[/THINK\]|◁/think▷",
     re.IGNORECASE,
 )
 _FENCE_LINE: Final = re.compile(r"([ \t]*)(`{3,}|~{3,})([^\n]*)")

@@ -65,7 +65,9 @@ def group_parts(text: str, parts: list[Block | LabelledList]) -> list[Block]:
             blocks.append(part)
             continue
         name = part.label.name
-        if together == 0 and _stand_together(text, parts[index : index + 4]):
+        # What is begun goes on with the next list beside it; only behind other text may a new run begin instead.
+        beside = pending is not None and _BETWEEN_LISTS.fullmatch(text, pending.end, part.label.start) is not None
+        if together == 0 and not beside and _stand_together(text, parts[index : index + 3]):
             together = 3
             if pending is not None:
                 blocks.append(pending)
@@ -105,11 +107,8 @@ def mark_swallowed_plan(text: str, block: Block) -> None:
 
 
 def _stand_together(text: str, parts: list[Block | LabelledList]) -> bool:
-    """Whether exactly the first three parts are three different lists with only punctuation between them."""
+    """Whether three parts are three different lists with only punctuation between them."""
     run = [part for part in parts if isinstance(part, LabelledList)]
-    if len(parts) < 3 or len(run) < len(parts[:3]) or any(isinstance(part, Block) for part in parts[:3]):  # noqa: PLR2004 - three lists
+    if len({part.label.name for part in run}) != 3:  # noqa: PLR2004 - three lists
         return False
-    if len({part.label.name for part in run[:3]}) != 3:  # noqa: PLR2004 - three lists
-        return False
-    close = [_BETWEEN_LISTS.fullmatch(text, left.end, right.label.start) is not None for left, right in pairwise(run)]
-    return all(close[:2]) and not any(close[2:])
+    return all(_BETWEEN_LISTS.fullmatch(text, left.end, right.label.start) is not None for left, right in pairwise(run))

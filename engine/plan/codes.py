@@ -18,6 +18,7 @@ ERROR_CODES: Final[dict[str, str]] = {
     "reasoning-not-closed": "The reasoning was opened and never closed, so what stands in it is no plan.",
     "truncated": "The text ends inside the plan; nothing is ever closed for the model.",
     "incomplete": "The last plan in the text lacks a list; none is borrowed from an earlier one.",
+    "plan-interrupted": "Other text stands between the steps of a plan; its last part is not run as the whole.",
     "empty-plan": "The plan has no steps; only a later round may say so (keep the answer).",
     "too-many-steps": "The plan has more steps than the pool allows.",
     "length-mismatch": "The three lists have different lengths.",

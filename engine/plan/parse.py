@@ -22,6 +22,8 @@ from engine.plan.yaml_steps import YamlReader
 
 _CUT_REASONS: Final = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "token_limit"})
 _YAML_MARKS: Final = re.compile(r"(?:^|[\s\[{,])[&*][A-Za-z0-9_-]+")
+_STEP_NUMBER: Final = re.compile(r"\bstep[\"']?[ \t]*:[ \t]*[\"']?(\d{1,9})")
+_WORD: Final = re.compile(r"[^\W\d_]{2,}")
 _BLANK: Final = " \t\r\n\f\v\ufeff"
 _FORMS_HINT: Final = "a plan is three lists model_id, subtasks, access_list, or a JSON or YAML list of step objects"
 
@@ -63,6 +65,9 @@ def _read_last(text: str, blocks: list[Block], options: ParseOptions, cut_hint: 
         return _invalid(text, blocks[unsure].form, faults)
     block = blocks[-1]
     findings = block.findings
+    if len(blocks) > 1 and _is_torn(text, blocks[-2], block):
+        said = "other text stands between the steps, so this may be only the end of a plan"
+        findings.error("plan-interrupted", said, at=block.start, hint="write all steps together")
     steps = _read_block(block, workers, options, cut_hint)
     if steps is not None and not findings.faults:
         _check_count(block, steps, findings, options)
@@ -83,6 +88,19 @@ def _read_last(text: str, blocks: list[Block], options: ParseOptions, cut_hint: 
         sorted(dict.fromkeys(findings.notes), key=lambda note: -1 if note.position is None else note.position)
     )
     return ParseResult(Plan(steps, notes, block.form), block.form, notes, ())
+
+
+def _is_torn(text: str, before: Block, last: Block) -> bool:
+    """Whether the last steps look like the rest of those before, rather than like another plan.
+
+    They do when those could not be read, when no word stands between, or when these count on from a higher number.
+    """
+    step_forms = ("steps-yaml", "steps-json")
+    if last.form not in step_forms or before.form not in step_forms:
+        return False
+    number = _STEP_NUMBER.search(text, last.start, last.end)
+    counts_on = number is not None and int(number[1]) > 1
+    return bool(before.findings.faults) or counts_on or _WORD.search(text, before.end, last.start) is None
 
 
 def _read_block(block: Block, workers: WorkerNames, options: ParseOptions, cut_hint: str) -> tuple[Step, ...] | None:
