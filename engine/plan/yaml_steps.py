@@ -32,6 +32,8 @@ _AMBIGUOUS: Final = re.compile(
       | = | <<""",
     re.VERBOSE | re.IGNORECASE,
 )
+_COMMENT_BELOW: Final = re.compile(r"[ \t]*(?:\r?\n[ \t]*){0,8}?\r?\n([ \t]*)#")
+_LINE_INDENT: Final = re.compile(r"[ \t]*(?:-[ \t]+)?")
 _COMMENT: Final = re.compile(r"[ \t]+#[^\n]*")
 
 
@@ -154,7 +156,23 @@ class YamlReader:
             return Word(written, start, end, kind)
         comment = _COMMENT.match(self._text, end)
         comment_at = None if comment is None or comment.end() == end else comment.start()
+        if comment_at is None:
+            comment_at = self._comment_below(start, end)
         return Text(CleanedText(written, lost.nul_count, lost.surrogate_count), start, end, "", (), comment_at)
+
+    def _comment_below(self, start: int, end: int) -> int | None:
+        """Where a comment begins that is indented like the next line of the text above it, if there is one.
+
+        YAML drops it; whoever wrote it may have meant it as a part of the text.
+        """
+        below = _COMMENT_BELOW.match(self._text, end)
+        if below is None:
+            return None
+        line = self._text.rfind("\n", 0, start) + 1
+        indent = _LINE_INDENT.match(self._text, line)
+        width = 0 if indent is None else len(indent[0])
+        begins_with_key = ":" in self._text[line + width : start]
+        return below.end() - 1 if len(below[1]) > width - (not begins_with_key) else None
 
     def _at(self, event: Any) -> int:
         return self._start + int(event.start_mark.index)

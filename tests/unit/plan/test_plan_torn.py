@@ -75,3 +75,20 @@ def test_a_bracket_and_a_million_blanks_cost_nothing() -> None:
     begun = time.thread_time()
     assert parse_plan("<" + " " * 900_000 + "\n" + M + S + A, OPTIONS).valid
     assert time.thread_time() - begun < 1.5
+
+
+def yaml_plan(instruction: str) -> str:
+    return f"- agent: 0\n  instruction: {instruction}\n  access_list: []\n"
+
+
+@pytest.mark.parametrize("instruction", ["Do A\n    # and B", "Do A\n\n    # and B", "Do A\n    more\n    # and B"])
+def test_a_comment_that_looks_like_more_of_the_text_is_not_dropped(instruction: str) -> None:
+    result = parse_plan(yaml_plan(instruction), OPTIONS)
+    assert [error.code for error in result.errors] == ["yaml-comment"]
+
+
+@pytest.mark.parametrize("instruction", ["Do A\n  # the access of this step", '"Do A"\n  # plain', "Do A\n# aside"])
+def test_a_comment_between_the_keys_is_only_a_comment(instruction: str) -> None:
+    plan = parse_plan(yaml_plan(instruction), OPTIONS).plan
+    assert plan is not None
+    assert plan.steps[0].subtask == "Do A"
