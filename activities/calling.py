@@ -65,10 +65,10 @@ async def make_call(context: ActivityContext, plan: CallPlan) -> CallEnd:
     try:
         reply = await _send(context, plan)
     except CallFailed as failure:
-        return _failed(plan, failure)
+        return _failed(plan, failure, context.key_of(plan.worker))
     except UnavailableError:
         # The embedded model server did not start: the same as a provider that nobody reaches.
-        return _failed(plan, CallFailed("connection-failed", sent=False))
+        return _failed(plan, CallFailed("connection-failed", sent=False), None)
     except asyncio.CancelledError:
         return _interrupted()
     if len(reply.text) + len(reply.reasoning) > LARGE_CHARS:
@@ -89,7 +89,7 @@ async def _send(context: ActivityContext, plan: CallPlan) -> ModelReply:
         endpoint = await context.local_endpoint()
         base_url, api_key = endpoint.base_url, endpoint.api_key
     elif worker.api_key is not None:
-        api_key = context.secrets.get(worker.api_key)
+        api_key = context.key_of(worker)
     adapter = await context.adapter(worker)
     place = plan.place
 
@@ -145,12 +145,18 @@ def _answered(plan: CallPlan, reply: ModelReply) -> CallEnd:
     return CallEnd(result, tuple(drafts), retry=verdict_retries(verdict.failure))
 
 
-def _failed(plan: CallPlan, failure: CallFailed) -> CallEnd:
+def _without_key(text: str, key: str | None) -> str:
+    """What a provider said, without the key that some repeat in their complaint about it."""
+    return text if key is None else text.replace(key, "[key]")
+
+
+def _failed(plan: CallPlan, failure: CallFailed, key: str | None) -> CallEnd:
     remedy = remedy_for(failure, datetime.now(UTC))
     cost = cost_usd(plan.worker.price, failure.input_tokens, failure.output_tokens)
     drafts: tuple[ArtifactDraft, ...] = ()
     if failure.provider_text:
-        drafts = (text_draft(plan.attempt_id, "provider_message", clean_text(failure.provider_text).text),)
+        said = clean_text(_without_key(failure.provider_text, key)).text
+        drafts = (text_draft(plan.attempt_id, "provider_message", said),)
     result = AttemptResult(
         state="failed",
         error_code=remedy.code,

@@ -52,6 +52,10 @@ class ActivityContext:
                 self._pools.popitem(last=False)
         return pool
 
+    def key_of(self, worker: Worker) -> str | None:
+        """The worker's key, if it names one and this process has it."""
+        return None if worker.api_key is None else self.secrets.get(worker.api_key)
+
     async def adapter(self, worker: Worker) -> ModelAdapter:
         """The adapter for a worker, made when first needed: importing litellm takes seconds and 200 MB."""
         known = self._adapters.get(worker.adapter)

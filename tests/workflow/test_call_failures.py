@@ -168,3 +168,15 @@ async def test_a_task_of_3_mb_is_worked_on(process: WorkerProcess, provider: Pro
     run = await ended(process.database, await submit_plan(process, pool, TWO_STEPS, task))
     assert run.state == "succeeded"
     assert task in provider.requests[1]["body"]["messages"][-1]["content"]
+
+
+async def test_a_key_that_a_provider_repeats_in_its_complaint_is_not_stored(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    process.secrets.put("REPEATED_KEY", "sk-canary-0123456789")
+    complaint = {"status": 401, "body": {"error": {"message": "Incorrect API key provided: sk-canary-0123456789."}}}
+    provider.script(complaint, model="odd", times=None)
+    run = await run_two(process, provider, tmp_path, worker={"api_key": {"env": "REPEATED_KEY"}})
+    message = run.steps[0].attempts[0].message or ""
+    assert "Incorrect API key provided: [key]" in message
+    assert "canary" not in message
