@@ -73,10 +73,10 @@ def _stop_on_signals(process: WorkerProcess) -> None:
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:
-        terminal.err("stopping: calls in flight may finish; Ctrl-C again ends at once")
         loop.remove_signal_handler(signal.SIGINT)
-        # From now on the kernel answers: nothing that hangs in here can keep the user.
+        # From now on the kernel answers: nothing that hangs in here can keep the user. Said only once it is true.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        terminal.err("stopping: calls in flight may finish; Ctrl-C again ends at once")
         process.stop()
 
     loop.add_signal_handler(signal.SIGINT, interrupted)
