@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,6 +33,7 @@ def check(name: str, keys: bool, as_json: bool) -> int:
     from engine.service import refuse_unsupported
 
     refuse_unsupported(found)
+    remarks = other_findings(found)
     missing = missing_keys(found)
     if as_json:
         terminal.out_json(_pool_object(found))
@@ -46,9 +48,23 @@ def check(name: str, keys: bool, as_json: bool) -> int:
                 terminal.err(f"error: {warning}")
             return ExitCode.BAD_INPUT
         raise InputError("key-missing", "\n".join(warnings), hint="set it, then try again")
-    for warning in warnings:
+    for warning in [*warnings, *remarks]:
         terminal.err(f"warning: {warning}")
     return ExitCode.OK
+
+
+def other_findings(found: Pool) -> list[str]:
+    """What is to be said of a pool beside its keys; raises InputError for a model that no provider has.
+
+    What is not installed here is a warning only: the calls may be made by workers elsewhere.
+    """
+    from worker_pools.pool_check import check_pool
+
+    remarks = [finding for finding in check_pool(found, os.environ) if finding.code != "key-missing"]
+    for finding in remarks:
+        if finding.code == "model-unknown":
+            raise InputError(finding.code, finding.text, hint=finding.hint)
+    return [finding.text for finding in remarks]
 
 
 def missing_keys(found: Pool) -> list[SecretRef]:

@@ -4,7 +4,6 @@ home/               mode 700, ours
 ├── version         format number; whoever reads a newer one stops
 ├── lock            held by the keeper (flock), holds its process id
 ├── run/            sockets; elsewhere when the path is too long for a socket (`run-path` says where)
-├── secrets         tokens of the keeper
 ├── postgres/  temporal/  logs/
 """
 
@@ -69,11 +68,6 @@ class Home:
     def socket_path(self) -> Path:
         """The keeper's socket."""
         return self.run_dir / "keeper.sock"
-
-    @property
-    def secrets_path(self) -> Path:
-        """The keeper's own tokens (mode 600)."""
-        return self.root / "secrets"
 
     @property
     def version_path(self) -> Path:

@@ -76,7 +76,7 @@ def test_committed_files_name_no_registry_no_machine_and_no_key() -> None:
     [
         f"pip install --index-url https://{REGISTRIES[0]}/simple podium",
         f"FROM {REGISTRIES[7]}/library/python:3.11",
-        "cd /work/main",
+        "cd /" + "work/main",
         'HOME = "/root"',
         "see /home/anna/notes.txt",
         "OPENAI_API_KEY=" + "sk-" + "a1" * 20,

@@ -75,3 +75,11 @@ def test_no_color_means_no_escape_codes(tmp_path: Path):
     assert "explainer" in plain
     assert "\x1b" not in plain
     assert "\x1b" in terminal_output("pool", "check", "local", home=tmp_path / "home", cwd=tmp_path)
+
+
+def test_a_model_that_no_provider_has_is_refused(tmp_path: Path):
+    worker = "{adapter: litellm, model: no-such-thing, name: odd, description: answers}"
+    conductor = '{adapter: openai, base_url: "http://127.0.0.1:9/v1", model: any}'
+    (tmp_path / "odd.yaml").write_text(f"name: odd\nconductor: {conductor}\nworkers:\n  - {worker}\n")
+    done = podium("pool", "check", "./odd.yaml", "--json", home=tmp_path / "home", cwd=tmp_path)
+    assert (done.code, done.error_code) == (2, "model-unknown")
