@@ -65,6 +65,8 @@ async def start_workflow(client: Client, request: RunRequest) -> bool:
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             task_timeout=contracts.WORKFLOW_TASK_TIMEOUT,
+            # Where this process works on the queue itself, the first task comes with the answer.
+            request_eager_start=True,
         )
     except WorkflowAlreadyStartedError:
         return False

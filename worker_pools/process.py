@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -120,6 +121,9 @@ class WorkerProcess:
         orphans = await register_process(self.database, self.identity)
         # Before anything else, so that no other successor has time to make one of these calls again.
         await asyncio.gather(*(self._fail_orphan(orphan) for orphan in orphans))
+        # What is imported by now stays; the collector need not look through it again and again.
+        gc.collect()
+        gc.freeze()
         self._start_worker(contracts.WORKFLOW_QUEUE)
         self.ensure_queues(self.options.queues)
         if self.options.all_queues:

@@ -179,11 +179,9 @@ def _open(writer: RunWriter, owner: dict[str, Any], attempts: Sequence[dict[str,
         },
     )
     writer.add_to_totals(attempts_count=1)
-    set_fence(writer, place, fence)
     writer.mark_seen(fence.execution)
     writer.set_run_state("planning" if place.position is None else "running")
-    if place.position is not None:
-        writer.set_step_state(owner, "running")
+    moved = _take_over(writer, owner, place, fence)
     writer.entry(
         "attempt.sent",
         attempt=str(opening.attempt_id),
@@ -195,8 +193,21 @@ def _open(writer: RunWriter, owner: dict[str, Any], attempts: Sequence[dict[str,
         fence=[fence.execution, fence.dispatch, fence.attempt],
         prompt=opening.prompt_commitment.hex(),
         artifacts=writer.artifacts([opening.manifest]),
+        moved=moved,
     )
     return Ruling("call")
+
+
+def _take_over(writer: RunWriter, owner: dict[str, Any], place: Place, fence: Fence) -> dict[str, Any] | None:
+    """Writes the newest try of a step or of a round's planning; returns how the step moved, for the entry."""
+    numbers = (fence.execution, fence.dispatch, fence.attempt)
+    if place.position is None:
+        writer.statement(queries.SET_PLAN_FENCE, (*numbers, place.run_id, place.round))
+        return None
+    writer.statement(queries.TAKE_STEP, (*numbers, writer.now, place.run_id, place.round, place.position))
+    if owner["state"] == "running" and owner["reason"] is None:
+        return None
+    return {"state": "running", "reason": None, "old": owner["state"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +266,6 @@ def _close_step(
 ) -> Ruling:
     accepted = closing.result.state == "succeeded"
     result = storable(replace(closing.result, accepted=accepted))
-    writer.close_attempt(attempt, result, writer.artifacts(closing.drafts))
     ruling = Ruling(
         "failed",
         result.error_code,
@@ -264,21 +274,24 @@ def _close_step(
         output_tokens=result.output_tokens,
         cost_usd=result.cost_usd,
     )
+    committed = writer.artifacts(closing.drafts)
     if accepted:
-        writer.set_step_state(step, "succeeded", accepted=closing.attempt_id)
+        writer.close_attempt(attempt, result, committed, step=step, step_state="succeeded")
         # The workflow only wishes; that no other step is left is for the record to say.
         ends = closing.ends_run and is_sole and writer.run["state"] not in RUN_ENDED
         if ends:
             writer.set_run_state("succeeded")
         return replace(ruling, verdict="done", run_ended=ends)
     if result.state == "cancelled":
+        writer.close_attempt(attempt, result, committed)
         return replace(ruling, verdict="cancelled")
     closed = [
         {**other, "error_code": result.error_code} if other["id"] == closing.attempt_id else other for other in attempts
     ]
     if closing.retry and counted_attempts(closed, attempt["execution"]) < closing.attempts_max:
+        writer.close_attempt(attempt, result, committed)
         return replace(ruling, verdict="retry")
-    writer.set_step_state(step, "failed", result.error_code)
+    writer.close_attempt(attempt, result, committed, step=step, step_state="failed")
     return ruling
 
 
@@ -341,15 +354,6 @@ def supersede(writer: RunWriter, attempt: dict[str, Any], closing: Closing) -> N
     result = storable(closing.result)
     late = replace(result, state="superseded", error_code=result.error_code or "fence-lost", accepted=False)
     writer.close_attempt(attempt, late, writer.artifacts(closing.drafts))
-
-
-def set_fence(writer: RunWriter, place: Place, fence: Fence) -> None:
-    """Writes the newest try of a step or of a round's planning."""
-    numbers = (fence.execution, fence.dispatch, fence.attempt)
-    if place.position is None:
-        writer.statement(queries.SET_PLAN_FENCE, (*numbers, place.run_id, place.round))
-    else:
-        writer.statement(queries.SET_STEP_FENCE, (*numbers, place.run_id, place.round, place.position))
 
 
 def _read_owner(place: Place) -> tuple[Any, tuple[Any, ...]]:

@@ -7,6 +7,7 @@ result: the link can die between COMMIT and its answer, and then nobody knows wh
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import select
 import time
@@ -31,6 +32,8 @@ WRITE_DEADLINE_S = 60.0
 # A server that has never answered is hardly about to: a wrong address, password or name is said soon. (The driver gives
 # no SQLSTATE for a connection that did not come about, and its words are in the server's language.)
 FIRST_CONTACT_DEADLINE_S = 5.0
+# Whoever wants to write tries again more often than that; if nobody does, nothing is known any more.
+FULL_FOR_S = 10.0
 PAUSE_FIRST_S = 0.02
 PAUSE_MAX_S = 2.0
 # Serialization failure, deadlock, lock timeout, read-only after a failover, ended while idle in a transaction or for
@@ -38,8 +41,10 @@ PAUSE_MAX_S = 2.0
 _REPEATABLE = {"0A000", "40001", "40P01", "55P03", "25006", "25P03", "25P04", "PD001"}
 # Connection, operator intervention (restart, crash recovery, idle sessions), resources (connections, memory, disk).
 _AWAY_CLASSES = ("08", "57P", "53")
+_DISK_FULL = "53100"
 # A link that a firewall or a dead host has cut says nothing; without these, libpq waits for hours. The first is in ms.
 _KEEPALIVE = {"tcp_user_timeout": 30_000, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+_log = logging.getLogger(__name__)
 
 
 class Database:
@@ -48,6 +53,7 @@ class Database:
     def __init__(self, url: str, *, pool_size: int = 10) -> None:
         self.url = url
         self._was_reached = False
+        self._full_at: float | None = None
         self._unwanted: set[asyncio.Task[Connection]] = set()
         self.engine: AsyncEngine = create_async_engine(
             url,
@@ -69,6 +75,11 @@ class Database:
         )
         event.listen(self.engine.sync_engine, "connect", _prepare_session)
         event.listen(self.engine.sync_engine, "checkout", _refuse_dead)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether writes fail just now because the server has no space left."""
+        return self._full_at is not None and time.monotonic() - self._full_at < FULL_FOR_S
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -104,7 +115,7 @@ class Database:
                 yield connection
         except (DBAPIError, psycopg.Error, PoolTimeoutError) as error:
             if _is_away(error):
-                raise unreachable() from None
+                raise _away(error) from None
             raise
 
     async def fetch(self, *statements: tuple[str, Params]) -> list[list[Row]]:
@@ -134,23 +145,33 @@ class Database:
     async def write(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         """Runs ``work`` in a transaction and commits; repeats it, bounded, after conflicts and lost connections.
 
-        Raises UnavailableError when the database stays away for longer than ``WRITE_DEADLINE_S``, or does not answer
-        within ``FIRST_CONTACT_DEADLINE_S`` in the first place.
+        Raises UnavailableError when the database stays away (``database-unreachable``) or without space
+        (``disk-full``) for longer than ``WRITE_DEADLINE_S``, or does not answer within ``FIRST_CONTACT_DEADLINE_S`` in
+        the first place.
         """
         started_at = time.monotonic()
         pause_s = PAUSE_FIRST_S
         while True:
             try:
-                return await self._write_once(work)
+                result = await self._write_once(work)
             except (DBAPIError, psycopg.Error, PoolTimeoutError) as error:
                 if not (_sqlstate(error) in _REPEATABLE or _is_away(error)):
                     raise
+                self._note_space(full=_sqlstate(error) == _DISK_FULL)
                 deadline_s = WRITE_DEADLINE_S if self._was_reached else FIRST_CONTACT_DEADLINE_S
                 if time.monotonic() + pause_s > started_at + deadline_s:
-                    raise unreachable() from None
+                    raise _away(error) from None
+            else:
+                self._note_space(full=False)
+                return result
             # Full jitter, so that writers who met do not meet again.
             await asyncio.sleep(random.uniform(0, pause_s))  # noqa: S311  # not a secret
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
+
+    def _note_space(self, *, full: bool) -> None:
+        if full and not self.is_full:
+            _log.warning("disk-full: the database has no space left; what could not be written is tried again")
+        self._full_at = time.monotonic() if full else None
 
     async def _write_once(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         async with self.engine.connect() as pooled:
@@ -221,6 +242,14 @@ def unreachable() -> UnavailableError:
         "the database cannot be reached",
         hint="check PODIUM_DATABASE_URL and that the server is up; `podium doctor` looks closer",
     )
+
+
+def _away(error: BaseException) -> UnavailableError:
+    if _sqlstate(error) == _DISK_FULL:
+        return UnavailableError(
+            "disk-full", "the database has no space left", hint="free some space on the disk of the database"
+        )
+    return unreachable()
 
 
 def _sqlstate(error: BaseException) -> str | None:

@@ -87,8 +87,10 @@ SET_STEP_STATE: Final[LiteralString] = """
     WHERE run_id = %(run_id)s AND round = %(round)s AND position = %(position)s
 """
 
-SET_STEP_FENCE: Final[LiteralString] = """
-    UPDATE steps SET fence_execution = %s, fence_dispatch = %s, fence_attempt = %s
+# A new try of a step: it holds the fence, and the step runs.
+TAKE_STEP: Final[LiteralString] = """
+    UPDATE steps SET fence_execution = %s, fence_dispatch = %s, fence_attempt = %s,
+        state = 'running', reason = NULL, started_at = coalesce(started_at, %s), ended_at = NULL
     WHERE run_id = %s AND round = %s AND position = %s
 """
 

@@ -96,8 +96,16 @@ class RunWriter:
         self, row: Mapping[str, Any], state: StepState, reason: str | None = None, *, accepted: UUID | None = None
     ) -> None:
         """Moves a step. ``row`` needs ``round``, ``position``, ``state`` and ``reason``."""
+        change = self._move_step(row, state, reason, accepted=accepted)
+        if change:
+            self.entry("step.changed", round=row["round"], step=row["position"], **change)
+
+    def _move_step(
+        self, row: Mapping[str, Any], state: StepState, reason: str | None = None, *, accepted: UUID | None = None
+    ) -> dict[str, Any]:
+        """Moves a step and returns what the ledger says of it; empty if the step is there already."""
         if (row["state"], row["reason"]) == (state, reason):
-            return
+            return {}
         self.statement(
             queries.SET_STEP_STATE,
             {
@@ -110,17 +118,20 @@ class RunWriter:
                 "now": self.now,
             },
         )
-        self.entry(
-            "step.changed",
-            round=row["round"],
-            step=row["position"],
-            state=state,
-            reason=reason,
-            old=row["state"],
-        )
+        return {"state": state, "reason": reason, "old": row["state"]}
 
-    def close_attempt(self, attempt: Mapping[str, Any], result: AttemptResult, committed: list[dict[str, Any]]) -> None:
+    def close_attempt(
+        self,
+        attempt: Mapping[str, Any],
+        result: AttemptResult,
+        committed: list[dict[str, Any]],
+        *,
+        step: Mapping[str, Any] | None = None,
+        step_state: StepState | None = None,
+    ) -> None:
         """Ends an attempt and adds what it used to the run's totals, whatever became of it.
+
+        With ``step`` and ``step_state`` the step moves by the same entry: with its output, or with the attempt's code.
 
         ``result`` holds what can be stored, see `storable`. An attempt that was given up as unknown is in the totals
         already; when it reports after all, only the difference is added.
@@ -154,6 +165,10 @@ class RunWriter:
             cost_usd=(result.cost_usd or Decimal(0)) - before["cost_usd"],
             attempts_unpriced=int(result.cost_usd is None) - int(unpriced_before),
         )
+        moved: dict[str, Any] = {}
+        if step is not None and step_state is not None:
+            accepted = attempt["id"] if result.accepted else None
+            moved = self._move_step(step, step_state, None if result.accepted else result.error_code, accepted=accepted)
         self.entry(
             "attempt.closed",
             attempt=str(attempt["id"]),
@@ -167,6 +182,7 @@ class RunWriter:
             output_tokens=result.output_tokens,
             cost_usd=None if result.cost_usd is None else format(result.cost_usd, "f"),
             artifacts=committed,
+            moved=moved or None,
         )
 
     async def commit(self) -> None:

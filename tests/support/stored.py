@@ -194,7 +194,11 @@ def check_invariants(kept: Record) -> None:
             said["run",] = data["state"]
         elif entry["type"] == "step.changed":
             said["step", data["step"]] = data["state"]
-        elif entry["type"] == "attempt.sent":
+        if data.get("moved"):
+            # An attempt's own entry also says how its step moved: one entry, one state.
+            assert data["moved"]["old"] == said["step", data["step"]]
+            said["step", data["step"]] = data["moved"]["state"]
+        if entry["type"] == "attempt.sent":
             said["attempt", data["attempt"]] = "sent"
         elif entry["type"] == "attempt.closed":
             said["attempt", data["attempt"]] = data["state"]
