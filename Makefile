@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run up test lint bench ci setup constraints clean
+.PHONY: help run up test lint bench crash ci setup constraints clean
 
 TASK ?= What is gravity? Explain it to a child.
 POOL ?= local
@@ -43,7 +43,10 @@ lint: $(FOR_DEVELOPMENT) ## style, format, types and import layers
 	@$(BIN)/lint-imports
 
 bench: $(FOR_DEVELOPMENT) ## measure Podium against raw Temporal (ARGS= goes to the benchmarks)
-	@$(BIN)/python -m benchmarks $(ARGS)
+	@$(BIN)/python -m benchmarks --json build/benchmarks.json $(ARGS)
+
+crash: $(FOR_DEVELOPMENT) ## kill workers, Temporal and Postgres 200 times under load, then check the record (ARGS="--kills 20")
+	@$(BIN)/python -m tests.support.crash $(ARGS)
 
 ci: ## what is run before a change lands: lint, the first run of a new user, tests
 	@bash .ci/run

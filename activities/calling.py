@@ -15,8 +15,8 @@ from uuid import UUID
 from temporalio import activity
 
 from activities.context import ActivityContext
-from activities.failures import remedy_for, verdict_retries
-from engine.errors import UnavailableError
+from activities.failures import ended_state, remedy_for, verdict_retries
+from engine.errors import BugError, UnavailableError
 from engine.plan.clean import clean_text
 from engine.store.artifacts import ArtifactDraft, text_draft
 from engine.store.attempts import Place
@@ -31,6 +31,8 @@ FREE = Decimal(0)
 PROGRESS_AFTER_S = 0.5
 # Larger texts are worked on in a thread, so that the calls of other runs are not held up.
 LARGE_CHARS = 65_536
+# More than tokenizers make one token of: prose has about 4 characters a token, code 3, long runs of blanks more.
+CHARS_A_TOKEN_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,10 @@ class CallEnd:
 
 async def make_call(context: ActivityContext, plan: CallPlan) -> CallEnd:
     """Calls the model once; never raises for anything that can happen to a call."""
+    if plan.worker.kind == "conductor":
+        raise BugError("conductor-step-called", "a step of the Conductor is a run of its own and no call")
     try:
+        _refuse_hopeless(plan)
         reply = await _send(context, plan)
     except CallFailed as failure:
         return _failed(plan, failure, context.key_of(plan.worker))
@@ -80,6 +85,22 @@ def not_called() -> CallEnd:
     """The end of a call that was not made because the activity was cancelled just before it: it cost nothing."""
     end = _interrupted()
     return replace(end, result=replace(end.result, cost_usd=FREE))
+
+
+def _refuse_hopeless(plan: CallPlan) -> None:
+    """Raises CallFailed for a prompt that cannot fit the model's window, where that is known, before it is sent.
+
+    Only what is certain is refused here; in doubt the provider decides, whose refusal costs nothing.
+    """
+    window = plan.worker.context_tokens
+    if window is None:
+        return
+    chars = sum(len(message.content) for message in plan.messages)
+    if chars > window * CHARS_A_TOKEN_MAX:
+        told = (
+            f"Not sent: a prompt of {chars:,} characters cannot fit a window of {window:,} tokens (`context_tokens`)."
+        )
+        raise CallFailed("context-too-long", sent=False, provider_text=told, sizes={"limit_tokens": window})
 
 
 async def _send(context: ActivityContext, plan: CallPlan) -> ModelReply:
@@ -140,8 +161,7 @@ def _answered(plan: CallPlan, reply: ModelReply) -> CallEnd:
     )
     if verdict.failure is None:
         return CallEnd(numbers, tuple(drafts), text=cleaned.text, raw_text=reply.text)
-    refused = verdict.failure in {"refused", "content-filtered"}
-    result = replace(numbers, state="refused" if refused else "failed", error_code=verdict.failure)
+    result = replace(numbers, state=ended_state(verdict.failure), error_code=verdict.failure)
     return CallEnd(result, tuple(drafts), retry=verdict_retries(verdict.failure))
 
 
@@ -151,14 +171,14 @@ def _without_key(text: str, key: str | None) -> str:
 
 
 def _failed(plan: CallPlan, failure: CallFailed, key: str | None) -> CallEnd:
-    remedy = remedy_for(failure, datetime.now(UTC))
+    remedy = remedy_for(failure, datetime.now(UTC), wait_max_s=plan.worker.retry_after_max_s)
     cost = cost_usd(plan.worker.price, failure.input_tokens, failure.output_tokens)
     drafts: tuple[ArtifactDraft, ...] = ()
     if failure.provider_text:
         said = clean_text(_without_key(failure.provider_text, key)).text
         drafts = (text_draft(plan.attempt_id, "provider_message", said),)
     result = AttemptResult(
-        state="failed",
+        state=ended_state(remedy.code),
         error_code=remedy.code,
         provider_status=failure.status,
         input_tokens=failure.input_tokens,

@@ -1,26 +1,31 @@
 """Starting executions, and the reconciler that keeps the two stores in agreement.
 
 The database says which execution of a run should exist. Whoever notices that it is missing starts it; ids derive from
-the run, so it cannot be started twice. A live run whose workflow is closed or gone is settled as lost, resumable.
+the run, so it cannot be started twice. A live run whose workflow is closed or gone is settled as lost, resumable. An
+order whose wake-up did not get through is delivered again.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 from uuid import UUID
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.specs import planned_specs, step_specs
+from activities.waking import CANCELLED, deliver_orders, stop_rounds, stop_workflow, temporal_unreachable
 from engine import contracts
 from engine.contracts import RunRequest
 from engine.errors import BugError, UnavailableError
+from engine.store.children import PARENT_ENDED
 from engine.store.database import Database
 from engine.store.drafts import left_out
 from engine.store.inputs import read_pool_document, read_steps
@@ -35,6 +40,30 @@ NO_WORKER = "no-worker"
 WORKFLOW_STUCK = "workflow-stuck"
 # A workflow task that fails this often in a row is not a worker that was restarted.
 STUCK_ATTEMPTS = 3
+_NO_WORKER_S = contracts.NO_WORKER_TIMEOUT.total_seconds()
+# With each live run, what is true of the runs above it. For a resumed run that has not begun, its time counts from the
+# resumption.
+_LIVE_RUNS = text("""
+    WITH RECURSIVE chain AS (
+        SELECT id AS live_id, parent_run_id, paused_at, false AS has_ended FROM runs WHERE state = ANY(:live)
+        UNION ALL
+        SELECT chain.live_id, up.parent_run_id, up.paused_at, NOT up.state = ANY(:live)
+        FROM chain JOIN runs up ON up.id = chain.parent_run_id
+    ), above AS (
+        SELECT live_id, bool_or(paused_at IS NOT NULL) AS is_paused, bool_or(has_ended) AS is_orphan
+        FROM chain GROUP BY live_id
+    )
+    SELECT id, execution, execution_seen, round, cancel_requested_at IS NOT NULL AS is_cancelled,
+           parent_run_id IS NOT NULL AS is_child, is_paused, is_orphan,
+           extract(epoch FROM clock_timestamp() - coalesce(
+               CASE WHEN execution > 1 AND execution_seen < execution THEN
+                   (SELECT max(at) FROM ledger_entries WHERE run_id = runs.id AND type = 'run.resumed')
+               END, created_at)) AS age_s
+    FROM runs JOIN above ON above.live_id = runs.id
+    -- Parents before their children.
+    ORDER BY depth, id
+""")
+Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +75,12 @@ class LiveRun:
     execution: int
     execution_seen: int
     round: int
+    is_cancelled: bool
+    is_paused: bool
     age_s: float
+    # A child: its parent's workflow starts it. An orphan is one below a run that has ended.
+    is_child: bool
+    is_orphan: bool
 
 
 async def start_execution(database: Database, client: Client, run_id: UUID) -> bool:
@@ -82,6 +116,7 @@ def first_request(new: NewRun, pool: Pool) -> RunRequest:
             run_id=str(new.id),
             execution=1,
             deadline_s=new.deadline_s,
+            rounds_max=new.rounds_max,
             queue=contracts.home_queue(pool.queues),
             plan_queue=contracts.pool_queue(pool.conductor.queue),
             plan_call_s=pool.conductor.timeouts.call_s,
@@ -92,7 +127,11 @@ def first_request(new: NewRun, pool: Pool) -> RunRequest:
         steps=planned_specs(pool, new.plan),
         skipped=list(left_out(new.plan)),
         deadline_s=new.deadline_s,
+        rounds_max=new.rounds_max,
         queue=contracts.home_queue(pool.queues),
+        # For later rounds.
+        plan_queue=contracts.pool_queue(pool.conductor.queue),
+        plan_call_s=pool.conductor.timeouts.call_s,
     )
 
 
@@ -104,6 +143,7 @@ async def execution_request(database: Database, run_id: UUID) -> RunRequest:
                 select(
                     Run.execution,
                     Run.round,
+                    Run.rounds_max,
                     Run.pool_digest,
                     Run.deadline_at,
                     Plan.accepted_at,
@@ -123,6 +163,7 @@ async def execution_request(database: Database, run_id: UUID) -> RunRequest:
             execution=row.execution,
             round=row.round,
             deadline_s=deadline_s,
+            rounds_max=row.rounds_max,
             queue=contracts.home_queue(pool.queues),
             plan_queue=contracts.pool_queue(pool.conductor.queue),
             plan_call_s=pool.conductor.timeouts.call_s,
@@ -136,44 +177,77 @@ async def execution_request(database: Database, run_id: UUID) -> RunRequest:
         skipped=[step.position for step in steps if step.state == "skipped"],
         done=[step.position for step in steps if step.state in STEP_HAS_OUTPUT],
         deadline_s=deadline_s,
+        rounds_max=row.rounds_max,
         queue=contracts.home_queue(pool.queues),
+        plan_queue=contracts.pool_queue(pool.conductor.queue),
+        plan_call_s=pool.conductor.timeouts.call_s,
     )
 
 
 async def reconcile(database: Database, client: Client) -> int:
-    """Starts what is missing and settles what is lost; returns how many runs it changed."""
+    """Delivers orders, starts what is missing, settles what is lost; returns how many runs were started or settled."""
+    for run_id in await _ordered_runs(database):
+        await _one_by_one(run_id, deliver_orders(database, client, run_id))
     changed = 0
     for run in await _live_runs(database):
-        try:
-            changed += await _reconcile_run(database, client, run)
-        except UnavailableError:
-            raise
-        except Exception:  # noqa: BLE001  # logged with its trace
-            # One run that cannot be looked at must not keep the others waiting.
-            _log.exception("run %s could not be reconciled", run.id)
+        changed += bool(await _one_by_one(run.id, _reconcile_run(database, client, run)))
     return changed
+
+
+async def _one_by_one(run_id: UUID, work: Awaitable[Result]) -> Result | None:
+    try:
+        return await work
+    except UnavailableError:
+        raise
+    except Exception:  # noqa: BLE001  # logged with its trace
+        # One run that cannot be looked at must not keep the others waiting.
+        _log.exception("run %s could not be reconciled", run_id)
+    return None
 
 
 async def _reconcile_run(database: Database, client: Client, run: LiveRun) -> bool:
     description = await _describe(client, contracts.workflow_id(str(run.id), run.execution))
     status = None if description is None else description.status
     if description is not None and status == WorkflowExecutionStatus.RUNNING:
-        if description.raw_description.pending_workflow_task.attempt >= STUCK_ATTEMPTS:
+        if run.is_cancelled:
+            # Asked for once more: Temporal keeps one such request a workflow, so it costs nothing.
+            await deliver_orders(database, client, run.id)
+        elif run.is_orphan:
+            # It is past calling anything; the end of its parent's workflow should have ended it.
+            await stop_workflow(client, contracts.workflow_id(str(run.id), run.execution))
+        if _is_stuck(description) or await _round_is_stuck(client, run):
             # No worker's code can go on with it (a bug, or a version that does not fit).
             await _note_waiting(database, run, WORKFLOW_STUCK)
-        elif run.execution_seen < run.execution and run.age_s > contracts.NO_WORKER_TIMEOUT.total_seconds():
+        elif not run.is_paused and run.execution_seen < run.execution and run.age_s > _NO_WORKER_S:
             # The workflow's own queue is the pool's, and nobody polls it.
             await _note_waiting(database, run, NO_WORKER)
         return False
-    if status is None and run.execution_seen < run.execution:
+    never_began = status is None and run.execution_seen < run.execution
+    if never_began and run.is_child and not (run.is_orphan or run.is_cancelled):
+        # Its parent's workflow is about to start it. Should that be gone, the parent is settled first, and it then.
+        return False
+    if never_began and not (run.is_orphan or run.is_cancelled):
         # Never seen alive: its submitter died between writing the run and starting the workflow.
         return await start_execution(database, client, run.id)
     ending = Settlement(run.id, run.execution, "failed", WORKFLOW_LOST)
-    if status == WorkflowExecutionStatus.CANCELED:
-        # Its own settling was lost; what was asked for is known all the same.
-        ending = Settlement(run.id, run.execution, "cancelled", "cancelled")
+    if run.is_cancelled or status == WorkflowExecutionStatus.CANCELED:
+        # Its own settling was lost, or it never began; what was asked for is known all the same.
+        ending = Settlement(run.id, run.execution, "cancelled", CANCELLED)
+    elif run.is_orphan:
+        ending = Settlement(run.id, run.execution, "cancelled", PARENT_ENDED)
     settled = await settle_run(database, ending)
+    await stop_rounds(client, run.id, run.execution, run.round)
     return (settled.state, settled.code) == (ending.state, ending.code)
+
+
+def _is_stuck(description: WorkflowExecutionDescription | None) -> bool:
+    return description is not None and description.raw_description.pending_workflow_task.attempt >= STUCK_ATTEMPTS
+
+
+async def _round_is_stuck(client: Client, run: LiveRun) -> bool:
+    if not run.round:
+        return False
+    return _is_stuck(await _describe(client, contracts.round_workflow_id(str(run.id), run.execution, run.round)))
 
 
 async def _note_waiting(database: Database, run: LiveRun, code: str) -> None:
@@ -185,20 +259,17 @@ async def _note_waiting(database: Database, run: LiveRun, code: str) -> None:
     await note_waiting(database, run.id, run.round, None if waits is None else waits.position, code)
 
 
+async def _ordered_runs(database: Database) -> Sequence[UUID]:
+    """Runs, of any depth, with an order whose wake-up did not get through."""
+    async with database.read() as connection:
+        query = select(Run.id).where(Run.wake_requested_at.is_not(None)).order_by(Run.wake_requested_at)
+        return (await connection.scalars(query)).all()
+
+
 async def _live_runs(database: Database) -> list[LiveRun]:
     async with database.read() as connection:
-        rows = await connection.execute(
-            select(
-                Run.id,
-                Run.execution,
-                Run.execution_seen,
-                Run.round,
-                func.extract("epoch", func.clock_timestamp() - Run.created_at).label("age_s"),
-            )
-            .where(Run.state.in_(RUN_LIVE), Run.parent_run_id.is_(None))
-            .order_by(Run.id)
-        )
-        return [LiveRun(row.id, row.execution, row.execution_seen, row.round, float(row.age_s)) for row in rows]
+        rows = await connection.execute(_LIVE_RUNS, {"live": list(RUN_LIVE)})
+        return [LiveRun(**{**row._asdict(), "age_s": float(row.age_s)}) for row in rows]
 
 
 async def _describe(client: Client, workflow: str) -> WorkflowExecutionDescription | None:
@@ -208,15 +279,6 @@ async def _describe(client: Client, workflow: str) -> WorkflowExecutionDescripti
         if error.status == RPCStatusCode.NOT_FOUND:
             return None
         raise temporal_unreachable(error) from None
-
-
-def temporal_unreachable(error: RPCError) -> UnavailableError:
-    """The error for a Temporal service that does not answer; its own text is not passed on."""
-    return UnavailableError(
-        "temporal-unreachable",
-        f"Temporal does not answer ({error.status.name.lower().replace('_', '-')})",
-        hint="check PODIUM_TEMPORAL_ADDRESS and that the server is up; `podium doctor` looks closer",
-    )
 
 
 def _seconds_left(deadline: datetime | None, now: datetime) -> float | None:

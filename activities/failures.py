@@ -6,17 +6,21 @@
 
 from __future__ import annotations
 
-import email.utils
-import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from typing import Literal
 
+from activities.retry_advice import Clock, advice_s
+from engine.contracts import RETRY_INITIAL
 from worker_pools.adapters import CALL_CODES, CallFailed
 
-# Advice above this is not slept on: the step fails with a code that says so, and can be resumed later.
+# Advice above this is not slept on, unless the worker says otherwise (`retry_after_max_s`): the step fails with a code
+# that says so, and can be resumed later.
 RETRY_AFTER_MAX_S = 900.0
 RETRY_AFTER_TOO_LONG = "retry-after-too-long"
-_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
+# A limit is what these speak of; other answers carry reset headers too, which say nothing about them.
+_LIMITED = frozenset({"rate-limited", "overloaded"})
+_DECLINED = frozenset({"refused", "content-filtered"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,40 +32,20 @@ class Remedy:
     delay: timedelta | None = None
 
 
-def remedy_for(failure: CallFailed, now: datetime) -> Remedy:
+def remedy_for(failure: CallFailed, now: datetime, *, wait_max_s: float = RETRY_AFTER_MAX_S) -> Remedy:
     """The remedy for a failed call. ``now`` is aware; it is used where a date came without the reply's own clock."""
     if failure.entry.kind != "retryable":
         return Remedy(failure.code, retry=False)
-    advice = _advice_s(failure, now)
-    if advice is None:
+    headers = failure.retry_headers
+    if failure.retry_after is not None:
+        headers = {**headers, "retry-after": failure.retry_after}
+    advice = advice_s(headers, Clock(now, failure.date), limited=failure.code in _LIMITED)
+    if advice is None or advice <= RETRY_INITIAL.total_seconds():
+        # Temporal's own pause is at least as long, and grows: advice of 20 ms would use up all attempts in a moment.
         return Remedy(failure.code, retry=True)
-    if advice > RETRY_AFTER_MAX_S:
+    if advice > wait_max_s:
         return Remedy(RETRY_AFTER_TOO_LONG, retry=False)
     return Remedy(failure.code, retry=True, delay=timedelta(seconds=advice))
-
-
-def _advice_s(failure: CallFailed, now: datetime) -> float | None:
-    """Seconds to wait: by OpenAI's ``retry-after-ms``, which is finer, else by the standard header."""
-    milliseconds = failure.retry_headers.get("retry-after-ms", "").strip()
-    if _NUMBER.fullmatch(milliseconds):
-        return float(milliseconds) / 1000
-    return retry_after_s(failure.retry_after, failure.date, now)
-
-
-def retry_after_s(value: str | None, date: str | None, now: datetime) -> float | None:
-    """Seconds to wait by a Retry-After header (RFC 9110, 10.2.3), or None where it says nothing usable.
-
-    A number may have a fraction, which providers send. A date is read against the reply's own Date header, so that
-    a clock that is off does not matter; without one, against ``now``.
-    """
-    text = (value or "").strip()
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    target = _http_date(text)
-    if target is None:
-        return None
-    base = _http_date((date or "").strip()) or now
-    return max((target - base).total_seconds(), 0.0)
 
 
 def verdict_retries(code: str) -> bool:
@@ -69,11 +53,6 @@ def verdict_retries(code: str) -> bool:
     return CALL_CODES[code].kind == "retryable"
 
 
-def _http_date(text: str) -> datetime | None:
-    if not text:
-        return None
-    try:
-        parsed = email.utils.parsedate_to_datetime(text)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed
+def ended_state(code: str) -> Literal["refused", "failed"]:
+    """The state of an attempt that ended with this code: a model or a filter declined, or something failed."""
+    return "refused" if code in _DECLINED else "failed"

@@ -13,14 +13,15 @@ from activities.calling import CallEnd, CallPlan, make_call, not_called
 from activities.context import ActivityContext
 from activities.guard import guarded
 from activities.plan_text import read_plan, template_draft
-from activities.prompts import new_nonce, render_plan_request
+from activities.prompts import new_nonce, render_plan_request, usable_workers
 from activities.secrets_gate import require_secret
 from activities.specs import step_specs
 from activities.steps import make_opening, raise_if_unfinished, rendered
 from activities.transactions import record, to_its_end
 from engine.contracts import PlanReceipt, PlanRequest
 from engine.errors import InputError
-from engine.store.attempts import Closing, Fence, Place, Ruling, open_attempt
+from engine.store.attempts import Fence, Place, Ruling, open_attempt
+from engine.store.closing import Closing
 from engine.store.drafts import PlanDraft, RejectedPlan
 from engine.store.inputs import PlanInputs, read_plan_inputs, read_steps
 from engine.store.planning import close_planning_attempt
@@ -55,7 +56,7 @@ class PlanActivities:
         )
         ruling, cancelled = await to_its_end(open_attempt(context.database, opening))
         if ruling.verdict == "call":
-            schema = _schema(pool) if conductor.structured_output == "json-schema" else None
+            schema = _schema(pool, place.round, inputs.depth) if conductor.structured_output == "json-schema" else None
             plan = CallPlan(place, opening.attempt_id, conductor, prompt.messages, schema)
             end = not_called() if cancelled else await make_call(context, plan)
             ruling = await record(lambda: self._close(place, opening.attempt_id, pool, inputs, end))
@@ -66,7 +67,7 @@ class PlanActivities:
     async def _close(self, place: Place, attempt: UUID, pool: Pool, inputs: PlanInputs, end: CallEnd) -> Ruling:
         planned, fallback = None, None
         if end.text is not None:
-            planned, fallback = await asyncio.to_thread(_read, pool, end, inputs.task.text)
+            planned, fallback = await asyncio.to_thread(_read, pool, end, inputs, place.round)
         closing = Closing(
             place=place,
             attempt_id=attempt,
@@ -99,21 +100,31 @@ class PlanActivities:
         return PlanReceipt("failed", ruling.code)
 
 
-def _read(pool: Pool, end: CallEnd, task: str) -> tuple[PlanDraft | RejectedPlan, PlanDraft | None]:
+def _read(
+    pool: Pool, end: CallEnd, inputs: PlanInputs, round_number: int
+) -> tuple[PlanDraft | RejectedPlan, PlanDraft | None]:
     """What the Conductor's text is, and the pool's template for the case that it is no plan."""
     planned = read_plan(
-        pool, end.raw_text or "", finish_reason=end.result.finish_reason, output_tokens=end.result.output_tokens
+        pool,
+        end.raw_text or "",
+        finish_reason=end.result.finish_reason,
+        output_tokens=end.result.output_tokens,
+        round_number=round_number,
+        depth=inputs.depth,
     )
-    return planned, _fallback(pool, task) if isinstance(planned, RejectedPlan) else None
+    # A template is a way to begin. In a later round there is an answer already, and a template would not mend it.
+    fits = isinstance(planned, RejectedPlan) and round_number == 0
+    return planned, _fallback(pool, inputs.task.text) if fits else None
 
 
-def _schema(pool: Pool) -> dict[str, Any]:
+def _schema(pool: Pool, round_number: int, depth: int) -> dict[str, Any]:
     conductor = pool.conductor
     return plan_schema(
-        workers=len(pool.workers),
+        workers=usable_workers(pool, depth),
         steps_max=pool.policy.steps_max,
         subtask_chars_max=conductor.subtask_chars_max,
         last_step_reads=conductor.last_step_reads,
+        may_keep=round_number > 0,
     )
 
 

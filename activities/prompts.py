@@ -44,6 +44,8 @@ def input_chars(inputs: StepInputs | PlanInputs) -> int:
     parts = [inputs.task.text]
     if isinstance(inputs, PlanInputs):
         parts += (failed.plan_text.text for failed in inputs.failed[-1:])
+        if inputs.previous is not None:
+            parts += [inputs.previous.plan.text, inputs.previous.answer.text]
     else:
         parts += [inputs.subtask.text, *chain.from_iterable((s.subtask.text, s.output.text) for s in inputs.visible)]
     return sum(map(len, parts))
@@ -66,7 +68,12 @@ def render_step(pool: Pool, inputs: StepInputs, nonce: str) -> Prompt:
         "nonce": nonce,
         "task": str(inputs.task.artifact_id),
         "steps": [
-            {"step": step.position, "asked": str(step.subtask.artifact_id), "answer": str(step.output.artifact_id)}
+            {
+                "step": step.position,
+                "asked": str(step.subtask.artifact_id),
+                "answer": str(step.output.artifact_id),
+                **({} if step.earlier_round is None else {"round": step.earlier_round}),
+            }
             for step in inputs.visible
         ],
         "subtask": str(inputs.subtask.artifact_id),
@@ -76,23 +83,35 @@ def render_step(pool: Pool, inputs: StepInputs, nonce: str) -> Prompt:
 
 
 def render_plan_request(pool: Pool, inputs: PlanInputs, nonce: str) -> Prompt:
-    """The prompt of a planning call; after invalid plans it ends with the last one and everything wrong with it."""
+    """The prompt of a planning call.
+
+    In a later round the finished one follows; after invalid plans it ends with the last one and what is wrong with it.
+    """
+    usable = set(usable_workers(pool, inputs.depth))
     values = {
         "task": make_inert(inputs.task.text),
         "workers": "\n".join(
-            f"{number}: {worker.name} - {worker.description}" for number, worker in enumerate(pool.workers)
+            # The number stays, so that it means the same everywhere; what may not be chosen is not shown.
+            f"{number}: {worker.name} - {worker.description}"
+            for number, worker in enumerate(pool.workers)
+            if number in usable
         ),
         "steps_max": str(pool.policy.steps_max),
         "nonce": nonce,
     }
     messages = _messages(pool.templates.conductor, values)
+    more: list[Message] = []
+    if inputs.previous is not None:
+        shown = {"plan": make_inert(inputs.previous.plan.text), "answer": make_inert(inputs.previous.answer.text)}
+        more += _messages(pool.templates.revise, shown)
     if inputs.failed:
         last = inputs.failed[-1]
-        repair = _messages(pool.templates.repair, {"plan": make_inert(last.plan_text.text), "errors": _errors(last)})
+        more += _messages(pool.templates.repair, {"plan": make_inert(last.plan_text.text), "errors": _errors(last)})
+    if more:
         # One user message, not two in a row: some endpoints refuse a repeated role.
-        joined = "\n\n".join([messages[-1].content, *(message.content for message in repair)])
+        joined = "\n\n".join([messages[-1].content, *(message.content for message in more)])
         messages = (*messages[:-1], Message("user", joined))
-    manifest = {
+    manifest: dict[str, Any] = {
         "version": 1,
         "renderer": RENDERER_VERSION,
         "kind": "plan",
@@ -100,13 +119,29 @@ def render_plan_request(pool: Pool, inputs: PlanInputs, nonce: str) -> Prompt:
         "nonce": nonce,
         "task": str(inputs.task.artifact_id),
         "repairs": [str(failed.plan_text.artifact_id) for failed in inputs.failed[-1:]],
+        "depth": inputs.depth,
     }
+    if inputs.previous is not None:
+        manifest["previous"] = {
+            "plan": str(inputs.previous.plan.artifact_id),
+            "answer": str(inputs.previous.answer.artifact_id),
+        }
     return _prompt(messages, manifest)
 
 
+def usable_workers(pool: Pool, depth: int) -> list[int]:
+    """The numbers of the workers that a plan at this depth may name: the Conductor itself only above the limit."""
+    return [
+        number
+        for number, worker in enumerate(pool.workers)
+        if worker.kind != "conductor" or depth < pool.policy.depth_max
+    ]
+
+
 def _step_block(step: VisibleStep, nonce: str) -> str:
+    earlier = "" if step.earlier_round is None else f' round="{step.earlier_round}"'
     return (
-        f'<step-{nonce} position="{step.position}">\n'
+        f'<step-{nonce}{earlier} position="{step.position}">\n'
         f"<asked-{nonce}>\n{make_inert(step.subtask.text)}\n</asked-{nonce}>\n"
         f"<answer-{nonce}>\n{make_inert(step.output.text)}\n</answer-{nonce}>\n"
         f"</step-{nonce}>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import UUID
 
 from temporalio import activity
@@ -14,15 +15,17 @@ from activities.context import ActivityContext
 from activities.guard import guarded
 from activities.prompts import Prompt, input_chars, new_nonce, render_step
 from activities.secrets_gate import require_secret
+from activities.specs import step_specs
 from activities.transactions import record, to_its_end
-from engine.contracts import StepReceipt, StepRequest, attempt_id
+from engine.contracts import StepReceipt, StepRequest, StepSpec, attempt_id, pool_queue
 from engine.ledger.commitment import PROMPT_DOMAIN, commitment
 from engine.store.artifacts import JSON, ArtifactDraft
-from engine.store.attempts import Closing, Fence, Opening, Place, Ruling, close_step_attempt, open_attempt
+from engine.store.attempts import FailurePolicy, Fence, Opening, Place, Ruling, Substitute, open_attempt
+from engine.store.closing import Closing, close_step_attempt
 from engine.store.ids import artifact_id
-from engine.store.inputs import PlanInputs, StepInputs, read_step_inputs
-from worker_pools.pool import Worker
-from worker_pools.prices import worst_case_usd
+from engine.store.inputs import PlanInputs, StepInputs, read_step_inputs, read_steps
+from worker_pools.pool import Pool, Worker
+from worker_pools.prices import worst_case_tokens, worst_case_usd
 
 
 class StepActivities:
@@ -45,9 +48,14 @@ class StepActivities:
         inputs = await read_step_inputs(context.database, place.run_id, request.round, request.position)
         pool = await context.pool(inputs.pool_digest)
         worker = pool.worker(inputs.worker)
-        await require_secret(context, place, worker)
+        if not _fits(worker):
+            # Another worker has the step since it was asked for, and its calls are made elsewhere or take longer.
+            return await self._moved(place, pool, None)
+        policy = failure_policy(pool, worker, inputs.planned_worker)
+        if not inputs.is_settled:
+            await require_secret(context, place, worker)
         prompt = await rendered(inputs, lambda: render_step(pool, inputs, new_nonce()))
-        opening = make_opening(context, place, fence, worker, prompt)
+        opening = replace(make_opening(context, place, fence, worker, prompt), on_failure=policy)
         ruling, cancelled = await to_its_end(open_attempt(context.database, opening))
         # Now it is durable that a call may happen; a crash from here on leaves an attempt that counts as unknown.
         if ruling.verdict == "call":
@@ -61,12 +69,46 @@ class StepActivities:
                 retry=end.retry,
                 attempts_max=worker.attempts_max,
                 ends_run=request.ends_run,
+                on_failure=policy,
             )
             # What a call cost is recorded also while the activity is being cancelled.
             ruling = await record(lambda: close_step_attempt(context.database, closing))
             # Now it is durable that this step has this output; a crash from here on repeats nothing.
             raise_if_unfinished(ruling, end)
-        return _receipt(ruling)
+        if ruling.verdict == "moved":
+            return await self._moved(place, pool, ruling.code)
+        return step_receipt(ruling)
+
+    async def _moved(self, place: Place, pool: Pool, code: str | None) -> StepReceipt:
+        """Tells the workflow where the step goes on."""
+        return StepReceipt("moved", code, step=await self.spec(place, pool))
+
+    async def spec(self, place: Place, pool: Pool) -> StepSpec:
+        """The step as it stands on record now."""
+        steps = await read_steps(self._context.database, place.run_id, place.round)
+        return next(spec for spec in step_specs(pool, steps) if spec.position == place.position)
+
+
+def _fits(worker: Worker) -> bool:
+    """Whether this activity was asked for with the queue and the time that the worker's calls need."""
+    info = activity.info()
+    granted = info.start_to_close_timeout
+    in_time = granted is None or granted.total_seconds() >= worker.timeouts.call_s
+    return worker.kind == "model" and info.task_queue == pool_queue(worker.queue) and in_time
+
+
+def failure_policy(pool: Pool, worker: Worker, planned: str | None) -> FailurePolicy:
+    """What the pool wants of a step that failed for good. ``planned`` is the plan's worker if it is another by now."""
+    policy = pool.policy.on_failed_step
+    if policy != "fallback":
+        return FailurePolicy(wait=policy == "wait")
+    chain = pool.worker(planned or worker.name).fallbacks
+    # The substitutes are tried in turn: behind the present one, or from the first.
+    following = chain[chain.index(worker.name) + 1 :] if worker.name in chain else chain
+    if not following:
+        return FailurePolicy()
+    following_worker = pool.worker(following[0])
+    return FailurePolicy(Substitute(following_worker.name, following_worker.model, following_worker.queue))
 
 
 async def rendered(inputs: StepInputs | PlanInputs, render: Callable[[], Prompt]) -> Prompt:
@@ -96,6 +138,7 @@ def make_opening(context: ActivityContext, place: Place, fence: Fence, worker: W
         attempts_max=worker.attempts_max,
         process_id=context.process_id,
         reserve_usd=worst_case_usd(worker.price, len(prompt.rendered), worker.output_tokens_max),
+        reserve_tokens=worst_case_tokens(len(prompt.rendered), worker.output_tokens_max),
     )
 
 
@@ -110,7 +153,8 @@ def raise_if_unfinished(ruling: Ruling, end: CallEnd) -> None:
         raise asyncio.CancelledError
 
 
-def _receipt(ruling: Ruling) -> StepReceipt:
+def step_receipt(ruling: Ruling) -> StepReceipt:
+    """What the workflow is told of a verdict."""
     if ruling.verdict == "superseded":
         raise ApplicationError("superseded", type="superseded", non_retryable=True)
     outcome = {"done": "succeeded", "held": "held", "cancelled": "cancelled"}.get(ruling.verdict, "failed")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from benchmarks.command import help_time
 from benchmarks.execution import dag, step_overhead, throughput
+from benchmarks.load import load
+from benchmarks.recovery import recovery
 from benchmarks.results import Figure
 from benchmarks.storage import storage
 
@@ -22,6 +24,8 @@ BENCHMARKS: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "dag": dag,
     "throughput": throughput,
     "storage": storage,
+    "recovery": recovery,
+    "load": load,
 }
 
 
@@ -35,13 +39,24 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no benchmark {unknown[0]!r}; known are {', '.join(BENCHMARKS)}")
     figures: list[Figure] = []
+    load_before = os.getloadavg()[0]
+    if load_before > (os.cpu_count() or 1) / 2:
+        print(
+            f"this machine is busy (load {load_before:.1f}): bounds in seconds say little", file=sys.stderr, flush=True
+        )
     for name in arguments.names or BENCHMARKS:
         print(f"… {name}", file=sys.stderr, flush=True)
         for figure in asyncio.run(_run(name)):
             print(figure.line(), flush=True)
             figures.append(figure)
     if arguments.json is not None:
-        machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "system": platform.platform()}
+        machine = {
+            "python": platform.python_version(),
+            "cpus": os.cpu_count(),
+            "system": platform.platform(),
+            # Other work on the machine: above the number of processors, bounds in seconds say little.
+            "load_before": load_before,
+        }
         document = {"machine": machine, "figures": [figure.as_json() for figure in figures]}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")

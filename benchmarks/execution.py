@@ -47,7 +47,7 @@ async def dag() -> list[Figure]:
             "x path",
             1.15,
             at_least=False,
-            detail=f"answer on record after {ours * 1000:.0f} of {path_s * 1000:.0f} ms; raw Temporal {raw / path_s:.3f} x",
+            detail=f"on record after {ours * 1000:.0f} of {path_s * 1000:.0f} ms; raw Temporal {raw / path_s:.3f} x",
         )
     ]
 

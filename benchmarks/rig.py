@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import statistics
 import tempfile
 import time
@@ -37,7 +38,7 @@ class Rig:
 
     process: WorkerProcess
     pool: Pool
-    folder: Path
+    services: Services
     provider: Provider
 
     @property
@@ -47,7 +48,7 @@ class Rig:
 
     def pool_for(self, model: str) -> Pool:
         """A pool whose workers call ``model`` at the stand-in provider."""
-        return make_pool(self.folder, self.provider.base_url, model)
+        return make_pool(self.services.folder, self.provider.base_url, model)
 
     async def podium(self, pool: Pool, reads: list[list[int]], subtasks: list[str]) -> tuple[float, UUID]:
         """Submits the graph as a plan and waits for the workflow's end; also gives the run's id.
@@ -85,9 +86,19 @@ class Rig:
         return snapshot
 
 
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Real servers with the settings that users get, and the stand-in provider."""
+
+    postgres: PostgresServer
+    temporal: TemporalServer
+    provider: Provider
+    folder: Path
+
+
 @contextlib.asynccontextmanager
-async def rig(model: str) -> AsyncIterator[Rig]:
-    """Servers, provider and workers for one benchmark; ``model`` is what the stand-in provider plays."""
+async def services() -> AsyncIterator[Services]:
+    """Starts everything but a worker; the schema is there."""
     with tempfile.TemporaryDirectory(prefix="podium-bench-") as name, Provider(bodies=False) as provider:
         home = open_home(Path(name) / "home")
         lock = lock_home(home)
@@ -96,26 +107,37 @@ async def rig(model: str) -> AsyncIterator[Rig]:
         await asyncio.gather(postgres.start(), temporal.start())
         try:
             await asyncio.to_thread(upgrade_schema, postgres.url)
-            pool = make_pool(Path(name), provider.base_url, model)
-            options = WorkerOptions(postgres.url, TemporalSettings(temporal.address), queues=("bench",), grace_s=1.0)
-            process = WorkerProcess(options, SecretStore({}))
-            await process.start()
-            running = asyncio.create_task(process.run())
-            activities = RawActivities(pool.workers[0])
-            async with Worker(
-                process.client,
-                task_queue=RAW_QUEUE,
-                workflows=[RawWorkflow],
-                activities=[activities.call],
-                max_concurrent_activities=1000,
-            ):
-                yield Rig(process, pool, Path(name), provider)
-            await activities.close()
-            process.stop()
-            await running
+            yield Services(postgres, temporal, provider, Path(name))
         finally:
             await asyncio.gather(temporal.stop(), postgres.stop())
             lock.release()
+            # Outside the home when that lies deep.
+            shutil.rmtree(home.run_dir, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def rig(model: str) -> AsyncIterator[Rig]:
+    """Services and, in this process, both kinds of workers; ``model`` is what the stand-in provider plays."""
+    async with services() as running:
+        pool = make_pool(running.folder, running.provider.base_url, model)
+        options = WorkerOptions(
+            running.postgres.url, TemporalSettings(running.temporal.address), queues=("bench",), grace_s=1.0
+        )
+        process = WorkerProcess(options, SecretStore({}))
+        await process.start()
+        task = asyncio.create_task(process.run())
+        activities = RawActivities(pool.workers[0])
+        async with Worker(
+            process.client,
+            task_queue=RAW_QUEUE,
+            workflows=[RawWorkflow],
+            activities=[activities.call],
+            max_concurrent_activities=1000,
+        ):
+            yield Rig(process, pool, running, running.provider)
+        await activities.close()
+        process.stop()
+        await task
 
 
 def make_pool(folder: Path, base_url: str, model: str) -> Pool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+
 from sqlalchemy import text
 
 from benchmarks.results import Figure
-from benchmarks.rig import rig
+from benchmarks.rig import Rig, rig
 
 STEPS = 5
 OUTPUT_BYTES = 50_000
+RUNS = 20
 TABLES = ("runs", "plans", "steps", "attempts", "artifacts", "ledger_entries", "ledger_heads")
 
 
@@ -35,6 +39,7 @@ async def storage() -> list[Figure]:
         outputs = sum(len(step.output or "") for step in (await one.snapshot(run_id)).steps)
         description = await one.client.get_workflow_handle(f"run-{run_id}.1").describe()
         history = description.raw_description.workflow_execution_info.history_size_bytes
+        disk = await _growth(one, reads)
     return [
         Figure(
             "bytes in Postgres",
@@ -52,4 +57,28 @@ async def storage() -> list[Figure]:
             at_least=False,
             detail=f"{history:,} bytes for {STEPS} steps of {OUTPUT_BYTES:,} bytes",
         ),
+        Figure(
+            "Temporal's file a run",
+            disk,
+            "bytes",
+            None,
+            at_least=False,
+            detail=f"what its database grows by, over {RUNS} such runs; it goes when the retention has passed",
+        ),
     ]
+
+
+async def _growth(one: Rig, reads: list[list[int]]) -> float:
+    """Bytes in use that Temporal's database grows by for each run, its write-ahead log included."""
+    path = one.services.temporal.database_path
+    sizes = []
+    for runs in (0, RUNS):
+        for _ in range(runs):
+            await one.podium(one.pool, reads, [f"Write part {position}." for position in range(STEPS)])
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            pages, free, size = (
+                int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        sizes.append((pages - free) * size)
+    return (sizes[1] - sizes[0]) / RUNS

@@ -20,6 +20,7 @@ from temporalio import activity
 WORKFLOW_TYPE = "RunWorkflow"
 WORKFLOW_QUEUE = "podium"
 WAKE_SIGNAL = "wake"
+_ROUND_PART = re.compile(r"\.r[0-9]+$")
 QUEUE_NAME = re.compile(r"[a-z0-9-]{1,32}")
 
 # A workflow task is milliseconds of work. The default of 10 s would be spent waiting for a dead worker's sticky queue.
@@ -45,7 +46,10 @@ RETRY_MAXIMUM = timedelta(seconds=60)
 HELD_RECHECK_FIRST = timedelta(seconds=30)
 HELD_RECHECK_MAX = timedelta(hours=1)
 
-Outcome = Literal["succeeded", "failed", "cancelled", "held"]
+# `held`: nothing may be called now; `moved`: another worker, and perhaps another queue, has the step now.
+Outcome = Literal["succeeded", "failed", "cancelled", "held", "moved"]
+ChildOutcome = Literal["begun", "succeeded", "failed", "cancelled", "held", "moved"]
+StepKind = Literal["model", "conductor"]
 PlanOutcome = Literal["planned", "repair", "failed", "cancelled", "held"]
 EndState = Literal["succeeded", "failed", "cancelled"]
 
@@ -69,9 +73,23 @@ def workflow_id(run_id: str, execution: int) -> str:
     return f"run-{run_id}.{execution}"
 
 
+def round_workflow_id(run_id: str, execution: int, round_number: int) -> str:
+    """The id of the workflow that carries a later round of an execution."""
+    return f"{workflow_id(run_id, execution)}.r{round_number}"
+
+
+def round_workflow_ids(run_id: str, execution: int, round_number: int) -> list[str]:
+    """The ids of the workflows in which an execution may be carrying out a round, the likelier one first.
+
+    A later round has a workflow of its own, unless the execution began with it.
+    """
+    own = workflow_id(run_id, execution)
+    return [round_workflow_id(run_id, execution, round_number), own] if round_number else [own]
+
+
 def run_of_workflow(workflow: str) -> tuple[str, int] | None:
     """The run id and execution that a workflow id stands for; None if it is none of ours."""
-    run_id, _, execution = workflow.removeprefix("run-").rpartition(".")
+    run_id, _, execution = _ROUND_PART.sub("", workflow).removeprefix("run-").rpartition(".")
     with suppress(ValueError):
         return str(UUID(run_id)), int(execution)
     return None
@@ -96,14 +114,28 @@ def step_activity_id(round_number: int, position: int, dispatch: int) -> str:
     return f"step-{round_number}-{position}-{dispatch}"
 
 
+def child_activity_id(what: str, round_number: int, position: int, dispatch: int) -> str:
+    """The id of an activity that begins or finishes a step's own run."""
+    return f"child-{what}-{round_number}-{position}-{dispatch}"
+
+
+def child_run_id(parent_id: UUID, *, round: int, position: int) -> UUID:  # noqa: A002  # `round` is the field's word
+    """The id of the run that a step of another run is delegated to: the same however often it is asked for."""
+    return uuid5(parent_id, f"child/{round}/{position}")
+
+
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """What the workflow knows of a step: its position, what it may read, its queue and how long a call may take."""
+    """What the workflow knows of a step: its position, what it may read, its queue and how long a call may take.
+
+    A step of the kind ``conductor`` is no call: it is delegated to a run of its own, in a child workflow.
+    """
 
     position: int
     reads: list[int]
     queue: str
     call_s: float
+    kind: StepKind = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +157,17 @@ class RunRequest:
     plan_call_s: float = 0.0
     # The workflow's own task queue, see `home_queue`.
     queue: str = WORKFLOW_QUEUE
+    # How many rounds the run may have. A later round is a workflow of its own (`is_round`) and does not end the run.
+    rounds_max: int = 1
+    is_round: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Result of the workflow: the state in which the run ended and our code for the reason."""
+    """Result of the workflow: the state in which the run (or the round) ended and our code for the reason.
+
+    A round that keeps the answer of the one before it has succeeded with the code ``kept``.
+    """
 
     state: EndState
     code: str | None = None
@@ -179,17 +217,55 @@ class StepReceipt:
     output_tokens: int | None = None
     cost_usd: str | None = None
     run_ended: bool = False
+    # With `moved`: where the step goes on.
+    step: StepSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildRequest:
+    """Asks for the run that a step is delegated to."""
+
+    run_id: str
+    execution: int
+    round: int
+    position: int
+    dispatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildReceipt:
+    """What may be done: with ``begun`` the child workflow that ``request`` describes is to be started."""
+
+    outcome: ChildOutcome
+    code: str | None = None
+    request: RunRequest | None = None
+    step: StepSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEndRequest:
+    """Asks to take over what became of a step's own run. ``ends_run`` is as in StepRequest.
+
+    ``child_closed`` says that the child's workflow has ended before the eyes of the parent's.
+    """
+
+    run_id: str
+    execution: int
+    round: int
+    position: int
+    child_execution: int
+    ends_run: bool
+    child_closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SettleRequest:
-    """Asks to end a run. ``position`` names the step that decided it, if one did."""
+    """Asks to end a run."""
 
     run_id: str
     execution: int
     state: EndState
     code: str | None = None
-    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +296,18 @@ async def plan_task(request: PlanRequest) -> PlanReceipt:
 @activity.defn(name="perform_step")
 async def perform_step(request: StepRequest) -> StepReceipt:
     """Opens an attempt, calls the model, closes the attempt."""
+    raise NotImplementedError
+
+
+@activity.defn(name="begin_child")
+async def begin_child(request: ChildRequest) -> ChildReceipt:
+    """Creates, or opens again, the run that a step is delegated to."""
+    raise NotImplementedError
+
+
+@activity.defn(name="finish_child")
+async def finish_child(request: ChildEndRequest) -> StepReceipt:
+    """Takes the answer of a step's own run over as the step's output."""
     raise NotImplementedError
 
 

@@ -15,18 +15,20 @@ from activities.plan_text import read_plan, template_draft
 from engine.errors import InputError, UnavailableError
 from engine.plan import PlanError
 from engine.plan.template import template_names
+from engine.settings import TASK_BYTES_MAX
+from engine.store.budgets import Limits
 from engine.store.database import Database
 from engine.store.drafts import PlanDraft, RejectedPlan
 from engine.store.ids import new_run_id
 from engine.store.runs import CreatedRun, NewRun, Origin, create_run
 from engine.store.snapshots import RunSnapshot, find_runs, list_runs, read_run
 from engine.store.tables import DEFAULT_TENANT
-from worker_pools.pool import Pool, pool_digest, pool_document
+from worker_pools.pool import Pool, Worker, pool_digest, pool_document
+from worker_pools.prices import worst_case_tokens, worst_case_usd
 
 if TYPE_CHECKING:
     from temporalio.client import Client
 
-TASK_BYTES_MAX = 4 * 1024 * 1024
 TENANT = UUID(DEFAULT_TENANT)
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _ID_PREFIX = re.compile(r"[0-9a-f-]{4,36}")
@@ -44,6 +46,8 @@ class Submission:
     template: str | None = None
     lenient: bool = False
     idempotency_key: str | None = None
+    # Instead of the pool's own budget.
+    limits: Limits | None = None
 
 
 class InvalidPlanError(InputError):
@@ -76,15 +80,19 @@ def read_task(raw: bytes) -> str:
     return text
 
 
-async def submit(database: Database, client: Client, submission: Submission) -> CreatedRun:
+async def submit(
+    database: Database, client: Client, submission: Submission, *, prepared: NewRun | None = None
+) -> CreatedRun:
     """Creates the run and starts it. If Temporal is away the run is on record and the reconciler starts it.
+
+    `prepared` is what `prepare` made of this submission, if the caller has it already.
 
     Raises InvalidPlanError for a plan file that is none, RefusedError for an idempotency key of another request.
     """
     # Imported here: Temporal's SDK takes half a second that commands which only read need not wait for.
     from activities.executions import first_request, start_workflow  # noqa: PLC0415  # see above
 
-    new = prepare(submission)
+    new = prepared or prepare(submission)
     created = await create_run(database, new)
     # Now the run is durable: if we die here or Temporal is away, the reconciler of any worker starts it.
     if not created.existing:
@@ -98,10 +106,14 @@ def prepare(submission: Submission) -> NewRun:
     key = submission.idempotency_key
     if key is not None and not _KEY.fullmatch(key):
         raise InputError(
-            "idempotency-key-invalid", "an idempotency key has 1 to 255 visible ASCII characters and no blanks"
+            "idempotency-key-invalid",
+            "an idempotency key has 1 to 255 visible ASCII characters and no blanks",
+            hint="a UUID is a good one",
         )
-    refuse_unsupported(submission.pool)
+    check_policy(submission.pool)
     origin, plan = _plan(submission)
+    limits = submission.limits or pool_limits(submission.pool)
+    refuse_hopeless(submission.pool, submission.task, plan, limits)
     document = pool_document(submission.pool)
     return NewRun(
         id=new_run_id(),
@@ -116,11 +128,13 @@ def prepare(submission: Submission) -> NewRun:
         plan=plan,
         idempotency_key=key,
         deadline_s=submission.pool.policy.deadline_s,
+        rounds_max=submission.pool.policy.rounds_max,
+        limits=limits,
     )
 
 
-def refuse_unsupported(pool: Pool) -> None:
-    """Refuses policies that this version does not carry out yet, instead of ignoring them."""
+def check_policy(pool: Pool) -> None:
+    """Refuses a policy that names a template which is not there; raises InputError."""
     policy = pool.policy
     if policy.on_invalid_plan != "fail" and policy.on_invalid_plan not in template_names():
         raise InputError(
@@ -128,14 +142,62 @@ def refuse_unsupported(pool: Pool) -> None:
             f"policy.on_invalid_plan: there is no template {policy.on_invalid_plan!r}",
             hint=f"there are {', '.join(template_names())}",
         )
-    if policy.on_failed_step != "fail":
-        _not_yet(f"policy.on_failed_step: {policy.on_failed_step}")
-    if policy.rounds_max != 1:
-        _not_yet(f"policy.rounds_max: {policy.rounds_max}")
 
 
-def _not_yet(what: str) -> None:
-    raise InputError("not-supported-yet", f"{what} is not supported yet", hint="take it out of the pool file")
+def pool_limits(pool: Pool) -> Limits:
+    """The budget that a pool gives each of its runs."""
+    budget = pool.policy.budget
+    return Limits(budget.usd, budget.tokens, budget.calls)
+
+
+def refuse_hopeless(pool: Pool, task: str, plan: PlanDraft | None, limits: Limits) -> None:
+    """Refuses a budget that the first call could already break, so that no run is created which can only wait.
+
+    The bound is from below: the prompt holds at least the task (and the subtask), and the answer may be as long as the
+    worker's `output_tokens_max`. Raises InputError.
+    """
+    if not limits:
+        return
+    refuse_unpriced(pool, limits)
+    size = len(task.encode())
+    first: list[tuple[Worker, int]]
+    if plan is None:
+        first = [(pool.conductor, size)]
+    else:
+        roots = [step for step in plan.plan.steps if not step.visible()]
+        first = [(pool.worker(step.worker), size + len(step.subtask.encode())) for step in roots]
+    calls = [(model, length) for model, length in first if model.kind == "model"]
+    for model, length in calls:
+        tokens = worst_case_tokens(length, model.output_tokens_max)
+        dollars = worst_case_usd(model.price, length, model.output_tokens_max)
+        if limits.tokens is not None and tokens > limits.tokens:
+            _hopeless(model.name, f"{tokens:,} tokens", f"{limits.tokens:,}")
+        if limits.usd is not None and dollars is not None and dollars > limits.usd:
+            _hopeless(model.name, f"{dollars:f} USD", f"{limits.usd:f}")
+    if limits.calls is not None and limits.calls < 1:
+        _hopeless("a model", "1 call", str(limits.calls))
+
+
+def refuse_unpriced(pool: Pool, limits: Limits) -> None:
+    """Refuses a limit in dollars where a call's price is not known. Raises InputError ``budget-price-unknown``."""
+    if limits.usd is not None and (unpriced := [model.name for model in pool.models if _unpriced(model)]):
+        raise InputError(
+            "budget-price-unknown",
+            f"a budget in dollars needs the price of every model; {', '.join(unpriced)} has none",
+            hint="give it a `price` in the pool file, or limit tokens or calls instead",
+        )
+
+
+def _unpriced(model: Worker) -> bool:
+    return model.kind == "model" and model.price is None
+
+
+def _hopeless(worker: str, need: str, limit: str) -> None:
+    raise InputError(
+        "budget-hopeless",
+        f"the first call, of {worker}, may need {need}, and the budget is {limit}",
+        hint="raise the budget, or lower the worker's `output_tokens_max`",
+    )
 
 
 def _plan(submission: Submission) -> tuple[Origin, PlanDraft | None]:

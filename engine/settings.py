@@ -12,14 +12,30 @@ from urllib.parse import urlsplit
 from engine.errors import InputError
 
 # Long enough for somebody who reads an answer and then types the next command.
+# The longest text of a task, in bytes of UTF-8.
+TASK_BYTES_MAX = 4 * 1024 * 1024
 KEEPER_IDLE_S = 60.0
 _URL_HINT = "write it as postgresql://user:password@host:5432/database"
 _ACTOR = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
+# Temporal joins the two with a dot, so the first has none.
+_DEPLOYMENT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_BUILD_ID = re.compile(r"[A-Za-z0-9._+-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBuild:
+    """Which version of which deployment a worker is, in the words of Temporal's Worker Versioning."""
+
+    deployment: str
+    build_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class TemporalSettings:
-    """How to reach a Temporal service that the user runs. Key material is named by file or held in memory only."""
+    """How to reach a Temporal service that the user runs. Key material is named by file or held in memory only.
+
+    ``build`` is None for workers that are not versioned.
+    """
 
     address: str
     namespace: str = "default"
@@ -28,6 +44,7 @@ class TemporalSettings:
     tls_client_certificate: Path | None = None
     tls_client_key: Path | None = None
     api_key: str | None = None
+    build: WorkerBuild | None = None
 
     def __repr__(self) -> str:
         """Leaves the key out: a repr may end up in a log."""
@@ -123,7 +140,32 @@ def _temporal(env: Mapping[str, str], address: str) -> TemporalSettings:
         tls_client_certificate=certificate,
         tls_client_key=key,
         api_key=api_key,
+        build=_build(env),
     )
+
+
+def _build(env: Mapping[str, str]) -> WorkerBuild | None:
+    deployment = env.get("PODIUM_DEPLOYMENT") or None
+    build_id = env.get("PODIUM_BUILD_ID") or None
+    if build_id is None:
+        if deployment is not None:
+            raise InputError(
+                "settings-incomplete",
+                "PODIUM_DEPLOYMENT is not enough to version a worker",
+                hint="set PODIUM_BUILD_ID too, a new one for each version; or neither",
+            )
+        return None
+    for name, value, form in (
+        ("PODIUM_DEPLOYMENT", deployment or "podium", _DEPLOYMENT),
+        ("PODIUM_BUILD_ID", build_id, _BUILD_ID),
+    ):
+        if not form.fullmatch(value):
+            raise InputError(
+                "setting-invalid",
+                f"{name} is not a name that Temporal takes",
+                hint="use letters, digits, - and _; in PODIUM_BUILD_ID also . and +",
+            )
+    return WorkerBuild(deployment or "podium", build_id)
 
 
 def _actor(env: Mapping[str, str], name: str) -> str | None:

@@ -90,4 +90,8 @@ def _read(path: Path | None) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError("tls-file-unreadable", f"{path} cannot be read ({error.strerror})") from None
+        raise InputError(
+            "tls-file-unreadable",
+            f"{path} cannot be read ({error.strerror})",
+            hint="PODIUM_TEMPORAL_TLS_CA, _CERT and _KEY name files that you may read",
+        ) from None

@@ -9,17 +9,32 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RawValue, RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType, is_cancelled_exception  # noqa: A004  # Temporal's
+from temporalio.common import RawValue, RetryPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    ChildWorkflowError,
+    FailureError,
+    TimeoutError,  # noqa: A004  # Temporal's
+    TimeoutType,
+    WorkflowAlreadyStartedError,
+    is_cancelled_exception,
+)
 
 with workflow.unsafe.imports_passed_through():
     from engine import contracts
     from engine.contracts import (
+        ChildEndRequest,
+        ChildReceipt,
+        ChildRequest,
         EndState,
+        Outcome,
         PlanReceipt,
         PlanRequest,
         RunRequest,
@@ -42,6 +57,24 @@ _RETRY = RetryPolicy(
 )
 
 
+_BOOKKEEPING: dict[str, Any] = {
+    "task_queue": contracts.WORKFLOW_QUEUE,
+    "start_to_close_timeout": contracts.BOOKKEEPING_TIMEOUT,
+    "retry_policy": _RETRY,
+}
+# A child is asked to end, not cut off, so that it can settle its calls; ids are used once, whatever asks for them.
+_CHILD_OPTIONS: dict[str, Any] = {
+    "parent_close_policy": workflow.ParentClosePolicy.REQUEST_CANCEL,
+    "cancellation_type": workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
+    "id_reuse_policy": WorkflowIDReusePolicy.REJECT_DUPLICATE,
+    "task_timeout": contracts.WORKFLOW_TASK_TIMEOUT,
+}
+KEPT = "kept"
+WORKFLOW_LOST = "workflow-lost"
+# A child ended because a step here fails, of which the word may come later.
+PARENT_FAILED = "parent-failed"
+
+
 class _Ended(Exception):  # noqa: N818  # not an error: it is how the interpretation of a plan is left
     """The run is decided. ``settled`` says that the last step's transaction has already ended it."""
 
@@ -58,12 +91,21 @@ class RunWorkflow:
     """One execution of one run."""
 
     def __init__(self) -> None:
+        # Counted, so that a wake-up between a look and the wait is not lost.
         self._wakes = 0
+        # Steps that ended: what they had reserved and did not use may be enough for one that waits for the budget.
+        self._freed = 0
+        # A step has failed for good, so nothing that is held will be wanted any more.
+        self._giving_up = False
+        # Rounds and children under way.
+        self._below: dict[str, workflow.ChildWorkflowHandle[Any, RunResult]] = {}
 
-    @workflow.signal(name=contracts.WAKE_SIGNAL)
-    def wake(self) -> None:
+    # Abandoned when the workflow ends: whom it would have woken is then ended, too.
+    @workflow.signal(name=contracts.WAKE_SIGNAL, unfinished_policy=workflow.HandlerUnfinishedPolicy.ABANDON)
+    async def wake(self) -> None:
         """Something in the database changed: look again at what is held. Carries nothing and decides nothing."""
         self._wakes += 1
+        await self._wake_below()
 
     @workflow.run
     async def run(self, raw: RawValue) -> RunResult:
@@ -79,6 +121,9 @@ class RunWorkflow:
             ended = _Ended("cancelled", "cancelled")
         except Exception as error:  # noqa: BLE001  # any other way out would leave the run without an end
             ended = _outcome(error)
+        if request.is_round:
+            # The run goes on, or is ended, by the workflow that asked for this round.
+            return RunResult(ended.state, ended.code)
         if not ended.settled:
             ended = await self._settle(request, ended)
         if ended.state == "failed":
@@ -104,12 +149,31 @@ class RunWorkflow:
 
     async def _plan_and_perform(self, request: RunRequest) -> _Ended:
         try:
-            if request.steps is None:
+            steps, skipped = request.steps, request.skipped
+            if steps is None:
                 receipt = await self._plan(request)
-                return await self._perform_all(request, receipt.steps, receipt.skipped)
-            return await self._perform_all(request, request.steps, request.skipped)
-        except _Ended as ended:
+                steps, skipped = receipt.steps, receipt.skipped
+            if not steps and request.round > 0:
+                return _Ended("succeeded", KEPT)
+            ended = await self._perform_all(request, steps, skipped)
+        except _Ended as early:
+            return early
+        if request.is_round:
             return ended
+        return await self._revise(request, ended)
+
+    async def _revise(self, request: RunRequest, ended: _Ended) -> _Ended:
+        """Lets the Conductor look at the answer and plan again, until it keeps it or the rounds are used up."""
+        number = request.round
+        while ended.state == "succeeded" and ended.code is None and number + 1 < request.rounds_max:
+            number += 1
+            own_id = contracts.round_workflow_id(request.run_id, request.execution, number)
+            result = await self._run_below(_round_request(request, number), own_id)
+            ended = _Ended(result.state, result.code)
+            if _is_cancelling():
+                # The wait for the round went on until it had ended; a further one must not begin.
+                raise asyncio.CancelledError
+        return _Ended("succeeded") if ended.code == KEPT else ended
 
     async def _plan(self, request: RunRequest) -> PlanReceipt:
         dispatch, looks, patient = 0, 0, False
@@ -152,20 +216,24 @@ class RunWorkflow:
                 if failure is None:
                     for position in graph.ready(done=done, begun=begun):
                         begun.add(position)
-                        sole = len(done) == graph.size - 1
+                        sole = len(done) == graph.size - 1 and request.round + 1 >= request.rounds_max
                         tasks[position] = asyncio.create_task(self._perform(request, steps[position], ends_run=sole))
                 if not tasks:
                     return failure or _all_done(graph, done)
                 await workflow.wait(list(tasks.values()), return_when=asyncio.FIRST_COMPLETED)
                 for position in [position for position, task in tasks.items() if task.done()]:
                     receipt = tasks.pop(position).result()
+                    self._freed += 1
                     if receipt.run_ended:
                         return _Ended("succeeded", settled=True)
                     if receipt.outcome == "succeeded":
                         done.add(position)
-                    elif failure is None and receipt.outcome != "held":
+                    elif failure is None or failure.code == PARENT_FAILED:
                         # Nothing new starts; calls in flight are paid for, so they may finish and be kept.
-                        failure = _Ended(receipt.outcome, receipt.code)
+                        self._giving_up = True
+                        failure = _Ended("cancelled" if receipt.outcome == "cancelled" else "failed", receipt.code)
+                        # The same for the children: Open refuses them from now on, so what they hold back may end.
+                        await self._wake_below()
         except (asyncio.CancelledError, Exception):
             # Not `finally`: a workflow that a worker drops from its memory is closed where nothing may be awaited.
             await _stop(list(tasks.values()))
@@ -174,18 +242,12 @@ class RunWorkflow:
     async def _perform(self, request: RunRequest, step: StepSpec, *, ends_run: bool) -> StepReceipt:
         dispatch, looks, patient = 0, 0, False
         while True:
+            freed = self._freed
             try:
-                receipt = await workflow.execute_activity(
-                    contracts.perform_step,
-                    StepRequest(request.run_id, request.execution, request.round, step.position, dispatch, ends_run),
-                    activity_id=contracts.step_activity_id(request.round, step.position, dispatch),
-                    task_queue=contracts.pool_queue(step.queue),
-                    schedule_to_start_timeout=None if patient else contracts.NO_WORKER_TIMEOUT,
-                    start_to_close_timeout=timedelta(seconds=step.call_s + contracts.CALL_MARGIN_S),
-                    heartbeat_timeout=contracts.HEARTBEAT_TIMEOUT,
-                    retry_policy=_RETRY,
-                    cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-                )
+                if step.kind == "conductor":
+                    receipt = await self._delegate(request, step, dispatch, ends_run=ends_run)
+                else:
+                    receipt = await self._call(request, step, dispatch, ends_run=ends_run, patient=patient)
             except ActivityError as error:
                 if not _nobody_polled(error):
                     raise
@@ -193,20 +255,102 @@ class RunWorkflow:
                 patient = True
             else:
                 patient = False
-                if receipt.outcome != "held":
+                if receipt.outcome == "moved" or receipt.code == "operator":
+                    # A call has ended, though the step has not.
+                    self._freed += 1
+                if receipt.outcome == "moved":
+                    step = receipt.step or step
+                elif receipt.outcome == "held":
+                    short = (receipt.code or "").startswith("budget")
+                    looks = await self._held(looks, freed=freed if short else None)
+                if receipt.outcome not in {"moved", "held"} or self._giving_up:
                     return receipt
-                looks = await self._held(looks)
             dispatch += 1
 
-    async def _held(self, looks: int) -> int:
+    async def _call(
+        self, request: RunRequest, step: StepSpec, dispatch: int, *, ends_run: bool, patient: bool
+    ) -> StepReceipt:
+        return await workflow.execute_activity(
+            contracts.perform_step,
+            StepRequest(request.run_id, request.execution, request.round, step.position, dispatch, ends_run),
+            activity_id=contracts.step_activity_id(request.round, step.position, dispatch),
+            task_queue=contracts.pool_queue(step.queue),
+            schedule_to_start_timeout=None if patient else contracts.NO_WORKER_TIMEOUT,
+            start_to_close_timeout=timedelta(seconds=step.call_s + contracts.CALL_MARGIN_S),
+            heartbeat_timeout=contracts.HEARTBEAT_TIMEOUT,
+            retry_policy=_RETRY,
+            cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+        )
+
+    async def _delegate(self, request: RunRequest, step: StepSpec, dispatch: int, *, ends_run: bool) -> StepReceipt:
+        """Recursion: the step is a planning problem of its own, with its own run in a child workflow."""
+        place = (request.run_id, request.execution, request.round, step.position)
+        begun: ChildReceipt = await workflow.execute_activity(
+            contracts.begin_child,
+            ChildRequest(*place, dispatch),
+            activity_id=contracts.child_activity_id("begin", request.round, step.position, dispatch),
+            **_BOOKKEEPING,
+        )
+        if begun.outcome != "begun" or begun.request is None:
+            return StepReceipt(_as_outcome(begun), begun.code, step=begun.step)
+        if self._giving_up:
+            # Another step failed meanwhile. The child has not begun; settling this run settles it as well.
+            return StepReceipt("cancelled", "run-failing")
+        closed = True
+        try:
+            await self._run_below(begun.request, contracts.workflow_id(begun.request.run_id, begun.request.execution))
+        except ChildWorkflowError:
+            # The child has ended without an answer and says so on record; what follows is for the record to say, too.
+            pass
+        except WorkflowAlreadyStartedError:
+            # An earlier look at this step had started it; its end is on record.
+            closed = False
+        if _is_cancelling():
+            # It is this run that is cancelled, and the child with it.
+            raise asyncio.CancelledError
+        return await workflow.execute_activity(
+            contracts.finish_child,
+            ChildEndRequest(*place, begun.request.execution, ends_run, child_closed=closed),
+            activity_id=contracts.child_activity_id("finish", request.round, step.position, dispatch),
+            **_BOOKKEEPING,
+        )
+
+    async def _run_below(self, request: RunRequest, own_id: str) -> RunResult:
+        """Runs a round or a child in a workflow of its own; a cancellation is passed on and its end is waited for."""
+        handle = await workflow.start_child_workflow(
+            contracts.WORKFLOW_TYPE,
+            request,
+            result_type=RunResult,
+            id=own_id,
+            task_queue=request.queue,
+            **_CHILD_OPTIONS,
+        )
+        self._below[own_id] = handle
+        try:
+            result: RunResult = await handle
+        finally:
+            del self._below[own_id]
+        return result
+
+    async def _wake_below(self) -> None:
+        for handle in list(self._below.values()):
+            # One that has just ended cannot be woken any more.
+            with suppress(FailureError):
+                await handle.signal(contracts.WAKE_SIGNAL)
+
+    async def _held(self, looks: int, *, freed: int | None = None) -> int:
         """Waits for a wake-up; looks again after a while in any case, because a signal can be lost.
 
-        Takes and returns how often it was looked at in vain: each wait is twice as long as the one before.
+        Takes and returns how often it was looked at in vain: each wait is twice as long as the one before. With
+        ``freed`` the end of any other step since then wakes it, too. A run that is about to fail waits for nothing.
         """
         seen = self._wakes
         wait = min(contracts.HELD_RECHECK_FIRST * 2 ** min(looks, 20), contracts.HELD_RECHECK_MAX)
         try:
-            await workflow.wait_condition(lambda: self._wakes != seen, timeout=wait)
+            await workflow.wait_condition(
+                lambda: self._giving_up or self._wakes != seen or (freed is not None and self._freed != freed),
+                timeout=wait,
+            )
         except builtins.TimeoutError:
             return looks + 1
         return 0
@@ -215,9 +359,7 @@ class RunWorkflow:
         await workflow.execute_activity(
             contracts.note_waiting,
             WaitRequest(request.run_id, request.execution, request.round, position, "no-worker"),
-            task_queue=contracts.WORKFLOW_QUEUE,
-            start_to_close_timeout=contracts.BOOKKEEPING_TIMEOUT,
-            retry_policy=_RETRY,
+            **_BOOKKEEPING,
         )
 
     async def _settle(self, request: RunRequest, ended: _Ended) -> _Ended:
@@ -226,9 +368,7 @@ class RunWorkflow:
                 contracts.settle_run,
                 SettleRequest(request.run_id, request.execution, ended.state, ended.code),
                 activity_id=f"settle-{request.execution}",
-                task_queue=contracts.WORKFLOW_QUEUE,
-                start_to_close_timeout=contracts.BOOKKEEPING_TIMEOUT,
-                retry_policy=_RETRY,
+                **_BOOKKEEPING,
             )
         )
         # A cancel that arrives now must not keep the run from being settled.
@@ -272,6 +412,20 @@ def _own_run() -> tuple[str, int]:
     return own
 
 
+def _round_request(request: RunRequest, number: int) -> RunRequest:
+    return replace(request, round=number, steps=None, skipped=[], done=[], deadline_s=None, is_round=True)
+
+
+def _is_cancelling() -> bool:
+    """Whether the task was told to stop, though what it waited for took the cancellation upon itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _as_outcome(begun: ChildReceipt) -> Outcome:
+    return "failed" if begun.outcome == "begun" else begun.outcome
+
+
 def _succeeded(work: asyncio.Task[_Ended]) -> bool:
     return not work.cancelled() and work.exception() is None and work.result().state == "succeeded"
 
@@ -309,4 +463,7 @@ def _outcome(error: Exception) -> _Ended:
                 return _Ended("cancelled", "cancelled")
             return _Ended("failed", cause.type or "bug")
         return _Ended("failed", "activity-timeout" if isinstance(cause, TimeoutError) else "activity-failed")
+    if isinstance(error, ChildWorkflowError):
+        # A round whose workflow was ended by hand; what it had done is on record.
+        return _Ended("failed", WORKFLOW_LOST)
     return _Ended("failed", bug_code(error))

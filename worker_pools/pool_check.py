@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.errors import UnavailableError
-from worker_pools.adapters.litellm import is_installed, knows_model
+from worker_pools.adapters.litellm_library import is_installed, knows_model
 from worker_pools.local_model import weights_path
 from worker_pools.pool import Pool, required_secrets
 from worker_pools.secrets import SecretRef, SecretStore
@@ -34,7 +34,7 @@ class PoolFinding:
 def check_pool(pool: Pool, environ: Mapping[str, str], *, keys_required: bool = False) -> list[PoolFinding]:
     """All findings: errors first, then warnings. A missing key is an error only with `keys_required`."""
     findings = [
-        *_missing_keys(pool, environ, "error" if keys_required else "warning"),
+        *missing_keys(pool, environ, "error" if keys_required else "warning"),
         *_key_files(pool),
         *_litellm_models(pool),
         *_local_model(pool),
@@ -43,7 +43,10 @@ def check_pool(pool: Pool, environ: Mapping[str, str], *, keys_required: bool = 
     return sorted(findings, key=lambda finding: finding.level)
 
 
-def _missing_keys(pool: Pool, environ: Mapping[str, str], level: Literal["error", "warning"]) -> Iterator[PoolFinding]:
+def missing_keys(
+    pool: Pool, environ: Mapping[str, str], level: Literal["error", "warning"] = "warning"
+) -> Iterator[PoolFinding]:
+    """A finding `key-missing` for each secret that the pool names and that is not here; looks at nothing else."""
     for ref in SecretStore(environ).missing(required_secrets(pool)):
         users = ", ".join(model.name for model in pool.models if model.api_key == ref)
         hint = f"export {ref.env}=..." if ref.env else "Write the key into this file."

@@ -6,6 +6,7 @@ Nothing here looks prices up; they come from the pool file.
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -14,10 +15,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 TOKENS_PER_MTOK = Decimal(1_000_000)
 
 
+# Python's own reader also takes 1_0, 1e3 and the digits of other scripts.
+_DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?")
+
+
 def _exact(value: Any) -> Any:
     # YAML reads 1.25 as a float; its shortest spelling is what the author wrote, so the decimal is taken from that.
-    if isinstance(value, bool):
-        raise ValueError("a price is a decimal number")  # noqa: TRY004  # pydantic turns only ValueError into a finding
+    if isinstance(value, bool) or (isinstance(value, str) and not _DECIMAL.fullmatch(value)):
+        raise ValueError("must be a decimal number such as 1.25")
     return str(value) if isinstance(value, float) else value
 
 
@@ -64,6 +69,11 @@ def worst_case_usd(price: Price | None, prompt_bytes: int, output_tokens_max: in
     if output_tokens_max is None:
         return None
     return cost_usd(price, prompt_bytes + PROMPT_TOKENS_EXTRA, output_tokens_max)
+
+
+def worst_case_tokens(prompt_bytes: int, output_tokens_max: int) -> int:
+    """An upper bound for a call's tokens before it is made; a byte counts as a token, see `worst_case_usd`."""
+    return prompt_bytes + PROMPT_TOKENS_EXTRA + output_tokens_max
 
 
 # Role marks and a provider's own preamble: 64 tokens is more than the chat templates of the supported servers add.

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import logging
 from collections.abc import Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -17,12 +18,14 @@ from typing import Any
 
 from sqlalchemy import select
 from temporalio.client import Client
+from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
-from temporalio.worker import Worker
+from temporalio.worker import Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.bookkeeping import BookkeepingActivities
+from activities.children import ChildActivities
 from activities.context import ActivityContext, LocalEndpoint
 from activities.executions import reconcile
 from activities.planning import PlanActivities
@@ -30,7 +33,7 @@ from activities.progress import ProgressBoard
 from activities.steps import StepActivities
 from engine import contracts
 from engine.errors import PodiumError, UnavailableError
-from engine.settings import TemporalSettings
+from engine.settings import TemporalSettings, WorkerBuild
 from engine.store.cluster import remember_cluster
 from engine.store.database import Database
 from engine.store.processes import OrphanedAttempt, ProcessIdentity, end_process, register_process, this_process
@@ -45,6 +48,7 @@ RECONCILE_INTERVAL_S = 30.0
 QUEUE_WATCH_INTERVAL_S = 1.0
 CALLS_MAX = 1000
 GRACE_S = 10.0
+THREADS_MAX = 64
 GIVE_BACK_S = 3.0
 _log = logging.getLogger(__name__)
 
@@ -103,6 +107,8 @@ class WorkerProcess:
             raise
 
     async def _start(self) -> None:
+        # The default is a few threads for each core. Slow look-ups of host names would fill them, and new calls wait.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS_MAX, "podium"))
         self.database = Database(self.options.database_url, pool_size=self.options.database_connections)
         self.client = await connect_temporal(self.options.temporal, identity=self.identity.id)
         await remember_cluster(
@@ -172,23 +178,22 @@ class WorkerProcess:
         self._tasks.append(task)
 
     def _start_worker(self, queue: str) -> None:
-        bookkeeping = BookkeepingActivities(self.context)
+        bookkeeping, children = BookkeepingActivities(self.context), ChildActivities(self.context)
         worker = Worker(
             self.client,
             task_queue=queue,
             workflows=[RunWorkflow],
-            activities=[bookkeeping.settle_run, bookkeeping.note_waiting]
+            activities=[bookkeeping.settle_run, bookkeeping.note_waiting, children.begin_child, children.finish_child]
             if queue == contracts.WORKFLOW_QUEUE
             else [StepActivities(self.context).perform_step, PlanActivities(self.context).plan_task],
-            workflow_runner=SandboxedWorkflowRunner(
-                restrictions=SandboxRestrictions.default.with_passthrough_modules(*_PASSED_THROUGH)
-            ),
+            workflow_runner=workflow_runner(),
             max_concurrent_activities=self.options.calls_max,
             # How often a call beats is decided by our own pace; the SDK would hold beats back for 8 s.
             max_heartbeat_throttle_interval=timedelta(seconds=contracts.HEARTBEAT_INTERVAL_MIN_S / 2),
             graceful_shutdown_timeout=timedelta(seconds=self.options.grace_s),
             sticky_queue_schedule_to_start_timeout=contracts.STICKY_QUEUE_TIMEOUT,
             identity=f"podium-{self.identity.id}",
+            deployment_config=_deployment(self.options.temporal.build),
         )
         self._workers[queue] = worker
         self._keep(worker.run())
@@ -200,11 +205,12 @@ class WorkerProcess:
             if orphan.position is None
             else contracts.step_activity_id(orphan.round, orphan.position, orphan.dispatch)
         )
-        workflow = contracts.workflow_id(str(orphan.run_id), orphan.execution)
-        handle = self.client.get_async_activity_handle(workflow_id=workflow, run_id="", activity_id=activity_id)
         error = ApplicationError("worker-lost", type="worker-lost", next_retry_delay=timedelta(milliseconds=50))
-        with contextlib.suppress(RPCError):
-            await handle.fail(error)
+        for workflow in contracts.round_workflow_ids(str(orphan.run_id), orphan.execution, orphan.round):
+            handle = self.client.get_async_activity_handle(workflow_id=workflow, run_id="", activity_id=activity_id)
+            with contextlib.suppress(RPCError):
+                await handle.fail(error)
+                return
 
     async def _reconcile_forever(self) -> None:
         while True:
@@ -264,3 +270,22 @@ class WorkerProcess:
             async with asyncio.timeout(GIVE_BACK_S):
                 await end_process(self.database, self.identity)
         await self.database.close()
+
+
+def workflow_runner() -> SandboxedWorkflowRunner:
+    """The sandbox in which the workflow runs; saved histories are replayed in the same one."""
+    return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*_PASSED_THROUGH))
+
+
+def _deployment(build: WorkerBuild | None) -> WorkerDeploymentConfig | None:
+    """How a versioned worker presents itself. None for others: a server refuses a behaviour from them.
+
+    Runs go on with the version that is current: they may wait for weeks, and pinned ones would keep old workers alive.
+    """
+    if build is None:
+        return None
+    return WorkerDeploymentConfig(
+        version=WorkerDeploymentVersion(build.deployment, build.build_id),
+        use_worker_versioning=True,
+        default_versioning_behavior=VersioningBehavior.AUTO_UPGRADE,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from engine.errors import PodiumError
+from engine.keeper import space
 
 if TYPE_CHECKING:
     from engine.cli.session import Session
@@ -92,23 +92,27 @@ def _home(path: Path) -> Check:  # noqa: PLR0911  # a list of cases, one after t
         return Check("home", "fail", f"{path} belongs to another user", "run podium as its owner, or set PODIUM_HOME")
     if status.st_mode & OTHERS:
         return Check("home", "fail", f"other users can enter {path}", f"chmod 700 '{path}'")
-    free = shutil.disk_usage(path).free
+    short = space.shortage(path)
+    if short is not None:
+        return Check(
+            "home", "fail", f"{short.code}: {short.message}", f"{short.hint}; live runs then go on by themselves"
+        )
+    free = space.free_bytes(path)
     if free < FREE_BYTES_MIN:
         return Check("home", "warn", f"{path} has {free // 2**20} MB of space left", "free some space")
     return Check("home", "ok", f"{path}, mode {stat.S_IMODE(status.st_mode):o}, {free // 2**30} GB free")
 
 
 def _pool(pool: Pool, *, embedded: bool) -> Iterator[Check]:
-    from engine.cli.pool import missing_keys, need, spell, who
     from engine.cli.render import counted
+    from worker_pools.pool_check import missing_keys
 
-    missing = missing_keys(pool)
+    missing = list(missing_keys(pool, os.environ))
     place = "this environment" if embedded else "this environment (workers have their own)"
     if not missing:
         yield Check(f"pool {pool.name}", "ok", f"{counted(len(pool.workers), 'worker')}, no key is missing in {place}")
-    for reference in missing:
-        text = f"{spell(reference)} is not set in {place}; {who(pool, reference)} {need(pool, reference)} it"
-        yield Check(f"pool {pool.name}", "warn", text, "set it before `podium run`")
+    for finding in missing:
+        yield Check(f"pool {pool.name}", "warn", f"{finding.text} in {place}", finding.hint)
     if pool.needs_local_model:
         yield _local_model()
     if any(model.adapter == "litellm" for model in pool.models) and _version("litellm") is None:
@@ -162,7 +166,10 @@ async def _keeper(settings: Settings) -> Check:
         return Check("keeper", "fail", error.message, error.hint)
     if status is None:
         return Check("keeper", "ok", "was not running; started for these checks")
-    return Check("keeper", "ok", f"process {status['pid']}, {status['status']}, up for {status['uptime_s']} s")
+    text = f"process {status['pid']}, {status['status']}, up for {status['uptime_s']} s"
+    if status.get("disk_full"):
+        return Check("keeper", "fail", f"disk-full: {text}", f"{space.HINT}; live runs then go on by themselves")
+    return Check("keeper", "ok", text)
 
 
 def _schema(url: str) -> Check:
@@ -187,7 +194,8 @@ async def _database(session: Session) -> list[Check]:
         row = (await connection.execute(text("SELECT clock_timestamp(), current_setting('server_version')"))).one()
         middle = before + (datetime.now(UTC) - before) / 2
     skew_s = abs((row[0] - middle).total_seconds())
-    found = [Check("database", "ok", f"PostgreSQL {row[1]}")]
+    pooled = ", behind a pooler: statements are not prepared" if session.database.is_pooled else ""
+    found = [Check("database", "ok", f"PostgreSQL {row[1]}{pooled}")]
     if session.services.embedded:
         found.append(await asyncio.to_thread(_schema, session.services.database_url))
     if skew_s > SKEW_MAX_S:

@@ -16,6 +16,7 @@ from engine.cli.ending import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from engine.plan import Form, Plan, PlanError, PlanNote
+    from engine.store.budgets import Account, BudgetSnapshot
     from engine.store.snapshots import AttemptSnapshot, RunLine, RunSnapshot, StepSnapshot
 
 Json = dict[str, Any]
@@ -63,11 +64,14 @@ def plan_object(
     )
 
 
-def run_object(run: RunSnapshot) -> Json:
-    """A run as `run`, `show` and `watch` print it. `cost_usd` is the sum of the known costs, null if none is known."""
-    from engine.cli.diagnosis import answer_notes
+def run_object(run: RunSnapshot, remarks: Sequence[Json] = ()) -> Json:
+    """A run as `run`, `show` and `watch` print it. `cost_usd` is the sum of the known costs, null if none is known.
 
-    nothing_known = not run.cost_complete and run.cost_usd == 0
+    Costs and tokens are with all runs below it. `remarks` are notes on what is not on record.
+    """
+    from engine.cli.diagnosis import answer_notes
+    from engine.cli.tree import below_object, parent_object, rounds_object, totals_object
+
     return versioned(
         {
             "id": str(run.id),
@@ -77,20 +81,38 @@ def run_object(run: RunSnapshot) -> Json:
             "round": run.round,
             "answer": run.answer,
             "plan_digest": plan_digest_of(run),
-            "planning": [_attempt(attempt) for attempt in run.planning],
-            "cost_usd": None if nothing_known else decimal_text(run.cost_usd),
-            "cost_complete": run.cost_complete,
-            "tokens": {"input": run.input_tokens, "output": run.output_tokens},
+            "planning": [{**_attempt(attempt), "round": attempt.round} for attempt in run.planning],
+            "rounds": rounds_object(run),
+            **totals_object(run.totals),
+            "budget": budget_object(run.budget),
+            "waiting_since": time_text(run.waiting_since),
             "started_at": time_text(run.started_at),
             "ended_at": time_text(run.ended_at),
             "steps": [_step(step) for step in run.steps],
+            "parent": parent_object(run.parent),
             "children": [str(child) for child in run.children],
+            "descendants": below_object(run),
+            "forked_from": None if run.source_run_id is None else str(run.source_run_id),
             "notes": [
                 {key: note.get(key) for key in ("code", "field", "position", "text")}
-                for note in (*run.notes, *answer_notes(run))
+                for note in (*run.notes, *answer_notes(run), *remarks)
             ],
         }
     )
+
+
+def budget_object(budget: BudgetSnapshot | None) -> Json | None:
+    """A budget: whose it is, and for each unit limit, spent, reserved, assumed and left; dollars as decimal strings."""
+    if budget is None:
+        return None
+
+    def amounts(unit: str, account: Account) -> Json:
+        values = {name: getattr(account, name) for name in ("limit", "spent", "reserved", "assumed", "left")}
+        if unit == "usd":
+            return {name: decimal_text(value) for name, value in values.items()}
+        return {name: None if value is None else int(value) for name, value in values.items()}
+
+    return {"run": str(budget.run_id), **{unit: amounts(unit, account) for unit, account in budget.accounts.items()}}
 
 
 def plan_digest_of(run: RunSnapshot) -> str | None:
@@ -100,6 +122,8 @@ def plan_digest_of(run: RunSnapshot) -> str | None:
 
 def list_array(lines: Sequence[RunLine]) -> list[Json]:
     """Runs as `list` prints them, in the given order."""
+    from engine.cli.tree import parent_object
+
     return [
         versioned(
             {
@@ -110,6 +134,7 @@ def list_array(lines: Sequence[RunLine]) -> list[Json]:
                 "pool": line.pool,
                 "created_at": time_text(line.created_at),
                 "cost_usd": decimal_text(line.cost_usd),
+                "parent": parent_object(line.parent),
             }
         )
         for line in lines
@@ -123,6 +148,8 @@ def _step(step: StepSnapshot) -> Json:
         "worker": step.worker,
         "model": step.model,
         "state": step.state,
+        "reason": step.reason,
+        "waiting_since": time_text(step.waiting_since),
         "access": sorted(step.access),
         "output": step.output,
         "attempts": [_attempt(attempt) for attempt in step.attempts],

@@ -1,4 +1,4 @@
-"""`podium db upgrade`: brings the database's schema up to what this program knows."""
+"""`podium db upgrade` and `podium db downgrade`: the database's schema, up to what this program knows, or back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from engine.cli import terminal
-from engine.errors import ExitCode
+from engine.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from engine.settings import Settings
@@ -44,6 +44,35 @@ def upgrade(as_json: bool) -> int:
         terminal.out(f"the embedded servers upgrade themselves; the schema is {revision}")
     elif report.applied:
         terminal.out(f"applied {', '.join(report.applied)}; the schema is now {revision}")
+    else:
+        terminal.out(f"nothing to do; the schema is {revision}")
+    return ExitCode.OK
+
+
+@db.command(short_help="Take migrations back, for an older version of podium.")
+@click.argument("revision")
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
+def downgrade(revision: str, as_json: bool) -> int:
+    """Take back the migrations after REVISION, so that the version of podium that knows it can work again.
+
+    Stop all workers before. Refused, with the reason, when the database holds what the older schema cannot express.
+    """
+    from engine.cli.contract import versioned
+    from engine.settings import load_settings
+    from engine.store.schema import downgrade_schema
+
+    settings = load_settings()
+    if settings.database_url is None:
+        raise InputError(
+            "servers-not-yours",
+            "the embedded servers are upgraded by the keeper and do not go back",
+            hint="to try a version, use a copy of the home (PODIUM_HOME) while nothing runs",
+        )
+    report = downgrade_schema(settings.database_url, revision)
+    if as_json:
+        terminal.out_json(versioned({"reverted": report.reverted, "revision": revision}))
+    elif report.reverted:
+        terminal.out(f"took back {', '.join(report.reverted)}; the schema is now {revision}")
     else:
         terminal.out(f"nothing to do; the schema is {revision}")
     return ExitCode.OK

@@ -51,14 +51,16 @@ def model_of(pool: Pool | None, worker: str | None) -> Worker | None:
 
 def blame(run: RunSnapshot, pool: Pool | None) -> str:
     """Why a failed run failed, to follow the run's reason; empty if the record does not say."""
+    from engine.cli.tree import blame_below
+
     for step in run.steps:
         if step.state == "failed":
-            return f" (step {step.position}, worker {preview(step.worker, 64)})" + _last_failure(
-                step.attempts, model_of(pool, step.worker)
-            )
+            where = f"round {step.round}, step {step.position}" if step.round else f"step {step.position}"
+            said = blame_below(run, step) or _last_failure(step.attempts, model_of(pool, step.worker))
+            return f" ({where}, worker {preview(step.worker, 64)}){said}"
     if run.reason == "plan-invalid" and run.plan_errors:
         return f": {plan_error_words(run.plan_errors[0])}"
-    if run.plan_json is None:
+    if run.rounds and run.rounds[-1].planned_at is None:
         return _last_failure(run.planning, model_of(pool, None))
     return ""
 
@@ -70,11 +72,12 @@ def plan_error_words(error: dict[str, Any]) -> str:
 
 
 def answer_notes(run: RunSnapshot) -> list[dict[str, Any]]:
-    """What was done to the accepted answers of the present round, in the form of the plan's notes."""
-    accepted = [(None, attempt) for attempt in run.planning if attempt.accepted] + [
+    """What was done to the accepted answers of the last round with steps, in the form of the plan's notes."""
+    present = run.steps[-1].round if run.steps else run.round
+    accepted = [(None, attempt) for attempt in run.planning if attempt.accepted and attempt.round == present] + [
         (step.position, attempt)
         for step in run.steps
-        if step.round == run.round
+        if step.round == present
         for attempt in step.attempts
         if attempt.accepted
     ]

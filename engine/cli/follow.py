@@ -8,19 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 from activities.progress import CHANNEL
 from engine.cli import terminal
 from engine.cli.diagnosis import blame, model_of
+from engine.cli.outage import shortage_words
 from engine.cli.render import duration
+from engine.cli.waits import hint_lines, wait_lines
 from engine.errors import ExitCode, InputError, UnavailableError
 from engine.store.database import Database
 from engine.store.snapshots import RunSnapshot
 from engine.store.states import RUN_ENDED
+from engine.store.trees import who_waits
+from engine.store.waiting import BUDGET_REASONS, OPERATOR
 from engine.store.watching import RunProgress, listen, read_progress
 from worker_pools.pool import Pool
 
@@ -30,14 +34,22 @@ PATIENCE_S: Final = 12.0
 # A database that restarts or fails over is back within seconds; who follows a run need not notice.
 OUTAGE_S: Final = 15.0
 RETRY_PAUSE_S: Final = 0.5
+SPACE_POLL_S: Final = 1.0
 # Reasons to wait that end only when somebody does something.
-SOMEBODY: Final = frozenset({"secret-missing", "review", "operator", "budget"})
+SOMEBODY: Final = frozenset({"secret-missing", "review", "paused", OPERATOR, *BUDGET_REASONS})
+# These are answered by commands, from wherever; a missing key has to be handed over from here.
+ANSWERED_ELSEWHERE: Final = frozenset({"review", OPERATOR, *BUDGET_REASONS})
+# A budget that looks used up for a moment may have room again with the end of the call that is just being written.
+BUDGET_PATIENCE_S: Final = 2.0
 EXIT_CODES: Final[dict[str, ExitCode]] = {
     "succeeded": ExitCode.OK,
     "failed": ExitCode.FAILED,
     "cancelled": ExitCode.CANCELLED,
     "waiting": ExitCode.WAITING,
 }
+
+
+Shortage = Callable[[], Awaitable[UnavailableError | None]]
 
 
 class View(Protocol):
@@ -50,22 +62,66 @@ class View(Protocol):
         """So many pieces (about one a token) of an answer have arrived; `place` is `plan` or a position."""
 
 
-async def follow(database: Database, run_id: UUID, view: View, *, patience_s: float = 0.0) -> RunProgress:
-    """Returns the run's state when it has ended, or waits for somebody for longer than `patience_s`."""
+async def follow(
+    database: Database,
+    run_id: UUID,
+    view: View,
+    *,
+    shortage: Shortage,
+    patience_s: float = 0.0,
+    stays: bool = False,
+) -> RunProgress:
+    """Returns the run's state when it has ended, or waits for somebody for longer than `patience_s`.
+
+    With `stays` it goes on looking at a run that waits for an answer or a budget: somebody at a terminal sees from the
+    view what is missing, and that the run goes on once it came.
+
+    Says when the servers lack space (`shortage` looks for that), which no state of the run shows: nothing can be
+    written then.
+    """
     waiting_since: float | None = None
-    async with _listening(database, run_id, view):
+    async with _beside(_hear(database, run_id, view)), _beside(_mind_space(run_id, shortage)):
         while True:
             progress = await _look(database, run_id)
             view.update(progress)
             if progress.state in RUN_ENDED:
                 return progress
-            if progress.state == "waiting" and progress.reason in SOMEBODY:
+            if _waits_for_somebody(progress, stays=stays):
                 waiting_since = waiting_since or time.monotonic()
-                if time.monotonic() - waiting_since >= patience_s:
+                if time.monotonic() - waiting_since >= _patience_s(progress, patience_s):
                     return progress
             else:
                 waiting_since = None
             await asyncio.sleep(POLL_S)
+
+
+def _waits_for(progress: RunProgress) -> str | None:
+    """What the run, or else the runs below it to which all of its present work was handed, waits for."""
+    if progress.state == "waiting" and progress.reason in SOMEBODY:
+        return progress.reason
+    waiting = who_waits(progress.id, _running(progress), progress.below, SOMEBODY)
+    return None if waiting is None else waiting.reason
+
+
+def _running(run: RunProgress | RunSnapshot) -> int:
+    return sum(step.state == "running" for step in run.steps)
+
+
+def _waits_for_somebody(progress: RunProgress, *, stays: bool) -> bool:
+    reason = _waits_for(progress)
+    return reason is not None and not (stays and reason in ANSWERED_ELSEWHERE)
+
+
+def _patience_s(progress: RunProgress, patience_s: float) -> float:
+    reason = _waits_for(progress)
+    if reason in BUDGET_REASONS:
+        return BUDGET_PATIENCE_S
+    return patience_s if reason == "secret-missing" else 0.0
+
+
+def stays_on(*, as_json: bool) -> bool:
+    """Whether whoever called has a terminal to look at a run that waits, and nobody waits for the command's end."""
+    return not as_json and terminal.err_is_terminal() and terminal.out_is_terminal()
 
 
 async def _look(database: Database, run_id: UUID) -> RunProgress:
@@ -73,38 +129,47 @@ async def _look(database: Database, run_id: UUID) -> RunProgress:
     while True:
         try:
             progress = await read_progress(database, run_id)
-        except UnavailableError as error:
-            if time.monotonic() < give_up_at:
-                await asyncio.sleep(RETRY_PAUSE_S)
-                continue
-            raise UnavailableError(
-                error.code,
-                f"{error.message}; run {run_id} is on record and goes on when it is back",
-                hint=f"podium watch {run_id}",
-            ) from None
+        except UnavailableError:
+            if time.monotonic() > give_up_at:
+                raise
+            await asyncio.sleep(RETRY_PAUSE_S)
+            continue
         if progress is None:
-            raise InputError("run-unknown", f"there is no run {run_id}")
+            raise InputError("run-unknown", f"there is no run {run_id}", hint="`podium list` shows the runs there are")
         return progress
 
 
+async def _hear(database: Database, run_id: UUID, view: View) -> None:
+    while True:
+        # Progress of tokens is a courtesy: whatever keeps it from coming must not disturb the rest.
+        with contextlib.suppress(OSError):
+            async with contextlib.aclosing(listen(database, CHANNEL)) as payloads:
+                async for payload in payloads:
+                    for line in payload.splitlines():
+                        own, round_number, place, count = line.split(" ")
+                        if own == str(run_id):
+                            view.pieces(int(round_number), place, int(count))
+        await asyncio.sleep(RETRY_PAUSE_S)
+
+
+async def _mind_space(run_id: UUID, shortage: Shortage) -> None:
+    was_short = False
+    while True:
+        found = await shortage()
+        if found is not None and not was_short:
+            message, hint = shortage_words(found, run_id)
+            terminal.err(f"warning: {found.code}: {terminal.inert(message)}")
+            terminal.err(f"hint: {terminal.inert(hint)}")
+        elif found is None and was_short:
+            terminal.err("there is space again; the run goes on")
+        was_short = found is not None
+        await asyncio.sleep(SPACE_POLL_S)
+
+
 @asynccontextmanager
-async def _listening(database: Database, run_id: UUID, view: View) -> AsyncIterator[None]:
-    async def hear() -> None:
-        while True:
-            # Progress of tokens is a courtesy: whatever keeps it from coming must not disturb the rest.
-            with contextlib.suppress(OSError):
-                async with contextlib.aclosing(listen(database, CHANNEL)) as payloads:
-                    async for payload in payloads:
-                        tell(payload)
-            await asyncio.sleep(RETRY_PAUSE_S)
-
-    def tell(payload: str) -> None:
-        for line in payload.splitlines():
-            own, round_number, place, count = line.split(" ")
-            if own == str(run_id):
-                view.pieces(int(round_number), place, int(count))
-
-    task = asyncio.create_task(hear())
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Does work that never ends for as long as the context is open."""
+    task = asyncio.create_task(work)
     try:
         yield
     finally:
@@ -113,8 +178,8 @@ async def _listening(database: Database, run_id: UUID, view: View) -> AsyncItera
 
 
 def exit_code(state: str) -> ExitCode:
-    """What a command that followed a run to this state ends with."""
-    return EXIT_CODES.get(state, ExitCode.OK)
+    """What a command that followed a run to this state ends with; a live run waits, or it would be followed on."""
+    return EXIT_CODES.get(state, ExitCode.WAITING)
 
 
 def say_how_it_ended(run: RunSnapshot, pool: Pool | None) -> None:
@@ -122,23 +187,31 @@ def say_how_it_ended(run: RunSnapshot, pool: Pool | None) -> None:
     words = f"run {run.id} {run.state}" + (f": {run.reason}" if run.reason else "")
     if run.state == "failed":
         terminal.err(f"error: {words}{blame(run, pool)}")
-        terminal.err(f"hint: podium show {run.id}")
+        terminal.err(f"hint: podium show {run.id}; podium resume {run.id} goes on with what is not done")
     elif run.state == "cancelled":
         terminal.err(words)
     elif run.state == "waiting":
         terminal.err(words)
-        terminal.err(f"hint: {_what_it_waits_for(run, pool)}")
+        for line in wait_lines(run):
+            terminal.err(line)
+        for hint in _what_it_waits_for(run, pool):
+            terminal.err(f"hint: {hint}")
+    elif (below := who_waits(run.id, _running(run), run.below, SOMEBODY)) is not None:
+        terminal.err(f"{words}; run {below.id} below it waits ({below.reason})")
+        terminal.err(f"hint: podium show {below.id}")
 
 
-def _what_it_waits_for(run: RunSnapshot, pool: Pool | None) -> str:
+def _what_it_waits_for(run: RunSnapshot, pool: Pool | None) -> list[str]:
+    if run.reason == "paused":
+        return [f"podium unpause {run.id}"]
     if run.reason != "secret-missing":
-        return f"podium show {run.id}"
+        return hint_lines(run) or [f"podium show {run.id}"]
     names: list[str | None] = [step.worker for step in run.steps if step.reason == "secret-missing"] or [None]
     keys = [model.api_key for model in (model_of(pool, name) for name in names) if model is not None and model.api_key]
     whose = ", ".join(dict.fromkeys("the Conductor" if name is None else name for name in names))
     places = ", ".join(dict.fromkeys(key.env or f"the file {key.file}" for key in keys))
     what = f"set {places}" if places else "set its variable (`podium pool check` names it)"
-    return f"the key of {whose} is missing: {what} and run `podium watch {run.id}`"
+    return [f"the key of {whose} is missing: {what} and run `podium watch {run.id}`"]
 
 
 def detached_words(run_id: UUID, *, embedded: bool) -> str:

@@ -44,7 +44,8 @@ def read_bytes(path: str, *, what: str) -> bytes:
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or "not a file name").lower()
         name = "standard input" if path == STDIN else path
-        raise InputError("file-unreadable", f"the {what} {name} cannot be read: {reason}") from None
+        hint = "give a file, or '-' for standard input" if path != STDIN else "give a file, or pipe the text in"
+        raise InputError("file-unreadable", f"the {what} {name} cannot be read: {reason}", hint=hint) from None
     if len(content) > FILE_BYTES_MAX:
         raise InputError(
             "file-too-large", f"the {what} has more than {FILE_BYTES_MAX:,} bytes", hint="give a smaller one"

@@ -22,8 +22,9 @@ LIMIT_MAX = 1000
     "-n", "--limit", type=click.IntRange(1, LIMIT_MAX), default=20, show_default=True, help="At most so many."
 )
 @click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="Only these states; repeatable.")
+@click.option("--all", "with_children", is_flag=True, help="Also the runs that belong to steps of other runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def list_runs(limit: int, states: tuple[str, ...], as_json: bool) -> int:
+def list_runs(limit: int, states: tuple[str, ...], with_children: bool, as_json: bool) -> int:
     """List the newest runs, newest first.
 
     On a narrow terminal ids are shortened; `podium show` takes the beginning of one.
@@ -35,7 +36,7 @@ def list_runs(limit: int, states: tuple[str, ...], as_json: bool) -> int:
     every = load_settings()
     home = every.home if every.embedded else None
     settings = settings_for_reading()
-    lines = () if settings is None else run_async(_fetch(settings, limit, states))
+    lines = () if settings is None else run_async(_fetch(settings, limit, states, children=with_children))
     if as_json:
         terminal.out_json(list_array(lines))
     elif lines:
@@ -50,11 +51,11 @@ def list_runs(limit: int, states: tuple[str, ...], as_json: bool) -> int:
     return ExitCode.OK
 
 
-async def _fetch(settings: Settings, limit: int, states: tuple[str, ...]) -> tuple[RunLine, ...]:
+async def _fetch(settings: Settings, limit: int, states: tuple[str, ...], *, children: bool) -> tuple[RunLine, ...]:
     from engine.cli.session import open_session
     from engine.keeper.client import Needs
     from engine.service import TENANT
     from engine.store import snapshots
 
     async with open_session(settings, Needs()) as session:
-        return await snapshots.list_runs(session.database, TENANT, limit=limit, states=states)
+        return await snapshots.list_runs(session.database, TENANT, limit=limit, states=states, children=children)

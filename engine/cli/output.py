@@ -14,7 +14,8 @@ from engine.errors import ExitCode, InputError, RefusedError
 @click.option(
     "--round", "round_number", type=click.IntRange(0), metavar="N", help="Of this round; the last if not given."
 )
-def output(run_reference: str, step: int | None, round_number: int | None) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print the text in one JSON object.")
+def output(run_reference: str, step: int | None, round_number: int | None, as_json: bool) -> int:
     """Print the answer of RUN (an id, the beginning of one, or 'last') and nothing else.
 
     A pipe or file gets the bytes as they are stored; on a terminal control characters are spelled out.
@@ -28,17 +29,21 @@ def output(run_reference: str, step: int | None, round_number: int | None) -> in
     assert settings is not None
     run = run_async(fetch_run(settings, run_reference))
     if step is None:
-        what, text, state = "answer", run.answer, run.state
+        what, text, state, place = "answer", run.answer, run.state, None
     else:
         from engine.cli.tables import step_of
 
         found = step_of(run, step, round_number)
         if found is None:
             raise InputError("step-unknown", f"run {run.id} has no step {step}", hint=f"podium show {run.id}")
-        what, text, state = f"output of step {step}", found.output, found.state
+        what, text, state, place = f"output of step {step}", found.output, found.state, found.round
     if text is None:
         raise RefusedError("output-missing", f"there is no {what}: it is {state}", hint=f"podium show {run.id}")
-    if terminal.out_is_terminal():
+    if as_json:
+        from engine.cli.contract import versioned
+
+        terminal.out_json(versioned({"id": str(run.id), "round": place, "step": step, "text": text}))
+    elif terminal.out_is_terminal():
         terminal.out(terminal.inert(text))
     else:
         terminal.out_bytes(text.encode())

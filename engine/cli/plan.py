@@ -39,7 +39,7 @@ def check(file: str, pool_name: str, lenient: bool, finish_reason: str | None, a
     from activities.plan_text import read_plan
     from engine.cli.contract import plan_object
     from engine.cli.inputs import plan_text
-    from engine.plan import ParseOptions, parse_plan, plan_digest
+    from engine.plan import plan_digest
     from engine.store.drafts import RejectedPlan
     from worker_pools.pool import load_pool
 
@@ -48,9 +48,7 @@ def check(file: str, pool_name: str, lenient: bool, finish_reason: str | None, a
     read = read_plan(pool, text, lenient=lenient, finish_reason=finish_reason)
     if isinstance(read, RejectedPlan):
         if as_json:
-            options = ParseOptions(pool.worker_names, pool.policy.steps_max, lenient, finish_reason)
-            form = parse_plan(text, options).form
-            terminal.out_json(plan_object(None, form, read.notes, read.errors, None))
+            terminal.out_json(plan_object(None, read.form, read.notes, read.errors, None))
         else:
             _print_errors(file, read)
         return ExitCode.BAD_INPUT

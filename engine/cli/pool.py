@@ -12,7 +12,7 @@ from engine.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from worker_pools.pool import Pool
-    from worker_pools.secrets import SecretRef
+    from worker_pools.pool_check import PoolFinding
 
 
 @click.group()
@@ -30,75 +30,48 @@ def check(name: str, keys: bool, as_json: bool) -> int:
 
     found = load_pool(name)
 
-    from engine.service import refuse_unsupported
+    from engine.service import check_policy
 
-    refuse_unsupported(found)
-    remarks = other_findings(found)
-    missing = missing_keys(found)
+    check_policy(found)
+    remarks = findings(found, keys_required=keys)
+    missing = [remark for remark in remarks if remark.code == "key-missing"]
     if as_json:
         terminal.out_json(_pool_object(found))
     else:
         _print_pool(found)
-    warnings = [
-        f"{spell(reference)} is not set; {who(found, reference)} {need(found, reference)} it" for reference in missing
-    ]
     if missing and keys:
         if as_json:
-            for warning in warnings:
-                terminal.err(f"error: {warning}")
+            for remark in missing:
+                terminal.err(f"error: {terminal.inert(remark.text)}")
             return ExitCode.BAD_INPUT
-        raise InputError("key-missing", "\n".join(warnings), hint="set it, then try again")
-    for warning in [*warnings, *remarks]:
-        terminal.err(f"warning: {warning}")
+        hint = missing[0].hint if len(missing) == 1 else "give each its key, then try again"
+        raise InputError("key-missing", "\n".join(remark.text for remark in missing), hint=hint)
+    for remark in remarks:
+        terminal.err(f"warning: {terminal.inert(remark.text)}")
     return ExitCode.OK
 
 
-def other_findings(found: Pool) -> list[str]:
-    """What is to be said of a pool beside its keys; raises InputError for a model that no provider has.
+def findings(found: Pool, *, keys_required: bool = False) -> list[PoolFinding]:
+    """What is to be said of a pool, keys first; raises InputError for a model that no provider has.
 
     What is not installed here is a warning only: the calls may be made by workers elsewhere.
     """
     from worker_pools.pool_check import check_pool
 
-    remarks = [finding for finding in check_pool(found, os.environ) if finding.code != "key-missing"]
+    remarks = check_pool(found, os.environ, keys_required=keys_required)
     for finding in remarks:
         if finding.code == "model-unknown":
             raise InputError(finding.code, finding.text, hint=finding.hint)
-    return [finding.text for finding in remarks]
-
-
-def missing_keys(found: Pool) -> list[SecretRef]:
-    """The keys that the pool names and that are not here."""
-    from worker_pools.pool import required_secrets
-    from worker_pools.secrets import SecretStore
-
-    return SecretStore().missing(required_secrets(found))
-
-
-def spell(reference: SecretRef) -> str:
-    """`$NAME` or `file /path`."""
-    return f"${reference.env}" if reference.env is not None else f"file {reference.file}"
-
-
-def who(found: Pool, reference: SecretRef) -> str:
-    """The models that need a key, in words."""
-    return ", ".join(
-        "the Conductor" if model is found.conductor else model.name
-        for model in found.models
-        if model.api_key == reference
-    )
-
-
-def need(found: Pool, reference: SecretRef) -> str:
-    """`needs`, or `need` for more than one model."""
-    return "needs" if sum(model.api_key == reference for model in found.models) == 1 else "need"
+    return sorted(remarks, key=lambda finding: finding.code != "key-missing")
 
 
 def _pool_object(found: Pool) -> dict[str, Any]:
     from engine.cli.contract import versioned
     from worker_pools.pool import pool_digest, pool_document, required_secrets
+    from worker_pools.secrets import SecretStore
 
-    missing = missing_keys(found)
+    references = required_secrets(found)
+    missing = SecretStore().missing(references)
     return versioned(
         {
             "valid": True,
@@ -116,7 +89,7 @@ def _pool_object(found: Pool) -> dict[str, Any]:
                     "found": reference not in missing,
                     "models": [model.name for model in found.models if model.api_key == reference],
                 }
-                for reference in required_secrets(found)
+                for reference in references
             ],
         }
     )
@@ -139,14 +112,16 @@ def _print_pool(found: Pool) -> None:
     rows = []
     for number, model in [("", found.conductor), *((str(number), own) for number, own in enumerate(found.workers))]:
         price = model.price
+        called = model if model.kind == "model" else found.conductor
+        cost = "unknown" if price is None else f"${price.input_usd_per_mtok:f} / ${price.output_usd_per_mtok:f}"
         rows.append(
             (
                 number,
                 preview(model.name, 64),
-                preview(model.model, 256),
-                "unknown" if price is None else f"${price.input_usd_per_mtok:f} / ${price.output_usd_per_mtok:f}",
-                preview(model.base_url or model.adapter, 48),
-                model.queue,
+                # What it costs depends on the plan that it makes.
+                *((preview(model.model, 256), cost) if model is called else ("the Conductor", "its plan's")),
+                preview(called.base_url or called.adapter, 48),
+                called.queue,
                 preview(model.description, 48),
             )
         )

@@ -140,13 +140,13 @@ def between(start: datetime | None, end: datetime | None) -> float | None:
 
 
 def local_time(value: datetime) -> str:
-    """A time of the user's own zone, to the second."""
-    return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    """A time of the user's own zone, which is named, to the second."""
+    return value.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def short_time(value: datetime) -> str:
-    """A time of the user's own zone, to the minute and without the year."""
-    return value.astimezone().strftime("%m-%d %H:%M")
+    """A time of the user's own zone, which is named, to the minute and without the year."""
+    return value.astimezone().strftime("%m-%d %H:%M %Z")
 
 
 def positions(access: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from uuid import UUID
 import click
 
 from engine.cli import terminal
+from engine.cli.limits import budget_options
 from engine.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Job:
 
     settings: Settings
     submission: Submission
+    new: NewRun
     detach: bool
     as_json: bool
     run_id: UUID | None = field(default=None)
@@ -52,7 +54,12 @@ class Job:
 @click.option("--template", metavar="NAME", help=f"Perform a packaged plan: {', '.join(TEMPLATES)}.")
 @click.option("--pool", "pool_name", default="local", show_default=True, metavar="NAME|FILE", help="The models to use.")
 @click.option("--detach", is_flag=True, help="Do not wait: print the run's id and leave.")
-@click.option("--idempotency-key", metavar="KEY", help="A second run with the same key gives the first one.")
+@click.option(
+    "--idempotency-key",
+    metavar="KEY",
+    help="The same request again is the same run, for as long as the run is on record.",
+)
+@budget_options
 @click.option("--json", "as_json", is_flag=True, help="Print the run as one JSON object.")
 def run(  # noqa: PLR0917  # click passes them by name
     task: str | None,
@@ -63,6 +70,9 @@ def run(  # noqa: PLR0917  # click passes them by name
     pool_name: str,
     detach: bool,
     idempotency_key: str | None,
+    budget_usd: str | None,
+    budget_tokens: int | None,
+    budget_calls: int | None,
     as_json: bool,
 ) -> int:
     """Run TASK: plan it, perform the plan, print the answer.
@@ -81,12 +91,17 @@ def run(  # noqa: PLR0917  # click passes them by name
     content = task_bytes(task, task_file)
 
     # Imported only now: it takes a second, and what is wrong with files and options was said at once.
+    from engine.cli.limits import run_limits, usd
     from engine.service import InvalidPlanError, Submission, prepare, read_task
     from worker_pools.pool import load_pool
 
+    text = read_task(content)
+    dollars = usd(budget_usd, "--budget-usd")
+    pool = load_pool(pool_name)
     submission = Submission(
-        task=read_task(content),
-        pool=load_pool(pool_name),
+        task=text,
+        pool=pool,
+        limits=run_limits(pool, dollars, budget_tokens, budget_calls),
         actor_id=settings.actor_id,
         on_behalf_of=settings.on_behalf_of,
         plan_text=None if plan_file is None else plan_text(plan_file),
@@ -101,7 +116,7 @@ def run(  # noqa: PLR0917  # click passes them by name
         raise _all_faults(error, plan_file, pool_name, lenient=lenient) from None
     if settings.embedded:
         require_keys(submission.pool, new)
-    return _perform(Job(settings, submission, detach=detach, as_json=as_json))
+    return _perform(Job(settings, submission, new, detach=detach, as_json=as_json))
 
 
 def _all_faults(error: InvalidPlanError, plan_file: str, pool_name: str, *, lenient: bool) -> InputError:
@@ -159,7 +174,7 @@ def _perform(job: Job) -> int:
 
 async def _submit_and_follow(job: Job) -> int:
     from engine.cli.contract import run_object
-    from engine.cli.follow import detached_words, exit_code, follow, say_how_it_ended
+    from engine.cli.follow import detached_words, exit_code, follow, say_how_it_ended, stays_on
     from engine.cli.session import open_session, quiet_status, secrets_here
     from engine.cli.tables import print_result
     from engine.cli.views import open_view
@@ -182,8 +197,16 @@ async def _submit_and_follow(job: Job) -> int:
                 terminal.out(str(created.id))
                 terminal.err(detached_words(created.id, embedded=job.settings.embedded))
             return ExitCode.OK
-        with open_view(as_json=job.as_json, first_call=True) as view:
-            progress = await follow(session.database, created.id, view, patience_s=_patience_s(session))
+        # For a run of an earlier command the time since this one's start says nothing.
+        with open_view(as_json=job.as_json, first_call=not created.existing) as view:
+            progress = await follow(
+                session.database,
+                created.id,
+                view,
+                shortage=session.shortage,
+                patience_s=_patience_s(session),
+                stays=stays_on(as_json=job.as_json),
+            )
         snapshot = await find_run(session.database, str(created.id))
     print_result(snapshot, as_json=job.as_json)
     say_how_it_ended(snapshot, pool)
@@ -194,14 +217,15 @@ async def _create(job: Job, session: Session) -> CreatedRun:
     from engine.service import submit
 
     client = await session.client()
-    task = asyncio.ensure_future(submit(session.database, client, job.submission))
+    session.unconfirmed = True
+    task = asyncio.ensure_future(submit(session.database, client, job.submission, prepared=job.new))
     try:
         created = await asyncio.shield(task)
     except asyncio.CancelledError:
         # Ctrl-C meets a write of milliseconds: it is let finish, so that the user is told whether there is a run.
         job.run_id = (await task).id
         raise
-    job.run_id = created.id
+    job.run_id = session.run_id = created.id
     return created
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.cli import terminal
-from engine.errors import BugError, InputError, PodiumError
+from engine.errors import BugError, InputError, PodiumError, UnavailableError
 from engine.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from temporalio.client import Client
 
     from engine.keeper.client import Needs, Services
@@ -28,18 +31,32 @@ if TYPE_CHECKING:
     from worker_pools.secrets import SecretRef
 
 Result = TypeVar("Result")
+# What the store would log is for workers; a command says itself what its user has to know.
+logging.getLogger("engine.store").addHandler(logging.NullHandler())
 CONNECTIONS_MAX = 3
 
 
 @dataclass(slots=True)
 class Session:
-    """Open services. ``handed_over`` are the names of the secrets that this command gave to the keeper."""
+    """Open services. ``handed_over`` are the names of the secrets that this command gave to the keeper.
+
+    ``run_id`` is the run that the command is about, as soon as it is known to be on record, and ``unconfirmed`` says
+    that one may be: for whoever has to be told that the servers went away.
+    """
 
     settings: Settings
     services: Services
     database: Database
     handed_over: frozenset[str] = frozenset()
+    run_id: UUID | None = None
+    unconfirmed: bool = False
     _client: Client | None = field(default=None)
+
+    async def shortage(self) -> UnavailableError | None:
+        """`disk-full` if the embedded servers lack space."""
+        from engine.cli.outage import shortage
+
+        return await shortage(self.services.home)
 
     async def client(self) -> Client:
         """Temporal, connected when first asked for."""
@@ -57,8 +74,10 @@ async def open_session(
     """Opens the servers that the settings name, or starts the embedded ones.
 
     In the embedded mode the keeper also gets what this environment holds of the keys that live runs wait for: after
-    a kill of everything any command brings the runs to their end.
+    a kill of everything any command brings the runs to their end. Raises what `open_services` does, and
+    UnavailableError for servers that went away meanwhile, with what becomes of the run.
     """
+    from engine.cli.outage import explained
     from engine.keeper.client import Needs, open_services
     from engine.store.database import Database
 
@@ -67,14 +86,19 @@ async def open_session(
         services = await stack.enter_async_context(open_services(settings, needs, on_status=say))
         database = Database(services.database_url, pool_size=CONNECTIONS_MAX)
         stack.push_async_callback(database.close)
-        handed = dict(needs.secrets)
-        if services.embedded:
-            found = {name: value for name, value in (await _live_secrets(database)).items() if name not in handed}
-            if found:
-                handed |= found
-                more = Needs(secrets=found)
-                await stack.enter_async_context(open_services(settings, more, on_status=say))
-        yield Session(settings, services, database, frozenset(handed))
+        session = Session(settings, services, database)
+        try:
+            handed = dict(needs.secrets)
+            if services.embedded:
+                found = {name: value for name, value in (await _live_secrets(database)).items() if name not in handed}
+                if found:
+                    handed |= found
+                    more = Needs(secrets=found)
+                    await stack.enter_async_context(open_services(settings, more, on_status=say))
+            session.handed_over = frozenset(handed)
+            yield session
+        except UnavailableError as error:
+            raise await explained(error, session) from None
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,11 +26,11 @@ def show(run_reference: str, as_json: bool) -> int:
 
     settings = settings_for_reading(run_reference)
     assert settings is not None
-    run, pool = run_async(_fetch(settings, run_reference))
+    run, pool, remarks = run_async(_fetch(settings, run_reference))
     if as_json:
-        terminal.out_json(run_object(run))
+        terminal.out_json(run_object(run, remarks))
     else:
-        print_run(run, pool)
+        print_run(run, pool, remarks)
     return ExitCode.OK
 
 
@@ -44,11 +44,17 @@ async def fetch_run(settings: Settings, reference: str) -> RunSnapshot:
         return await find_run(session.database, reference)
 
 
-async def _fetch(settings: Settings, reference: str) -> tuple[RunSnapshot, Pool | None]:
+async def _fetch(settings: Settings, reference: str) -> tuple[RunSnapshot, Pool | None, list[dict[str, Any]]]:
+    """The run, its pool, and what keeps it from going on though its state does not say so."""
+    from engine.cli.outage import shortage_words
     from engine.cli.session import open_session, pinned_pool
     from engine.keeper.client import Needs
     from engine.service import find_run
+    from engine.store.states import RUN_LIVE
 
     async with open_session(settings, Needs()) as session:
         run = await find_run(session.database, reference)
-        return run, await pinned_pool(session.database, run.pool_digest)
+        short = await session.shortage() if run.state in RUN_LIVE else None
+        words = [] if short is None else [(short.code, "; ".join(shortage_words(short, run.id)))]
+        remarks = [{"code": code, "field": None, "position": None, "text": text} for code, text in words]
+        return run, await pinned_pool(session.database, run.pool_digest), remarks

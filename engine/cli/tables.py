@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.cli import terminal
 from engine.cli.contract import plan_digest_of, run_object
@@ -24,11 +25,14 @@ from engine.cli.render import (
     state_words,
     tokens,
 )
+from engine.cli.tree import blame_below, child_preview, place_words, round_words, tree_lines
+from engine.cli.waits import hint_lines, wait_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from engine.store.budgets import Account
     from engine.store.snapshots import AttemptSnapshot, RunLine, RunSnapshot, StepSnapshot
     from worker_pools.pool import Pool, Worker
 
@@ -65,17 +69,36 @@ def print_result(run: RunSnapshot, *, as_json: bool) -> None:
         say(note_line(note))
 
 
-def print_run(run: RunSnapshot, pool: Pool | None) -> None:
-    """Everything about a run. The pool, if it can be read, tells where failed calls went."""
+def print_run(run: RunSnapshot, pool: Pool | None, remarks: Sequence[dict[str, Any]] = ()) -> None:
+    """Everything about a run. The pool, if it can be read, tells where failed calls went; remarks follow the state."""
     terminal.out(f"run     {run.id}")
     terminal.out(f"state   {state_words(run.state, run.reason)}")
+    for remark in remarks:
+        terminal.out(note_line(remark))
+    for line in wait_lines(run):
+        terminal.out(f"waits   {line}")
+    for hint in hint_lines(run):
+        terminal.out(f"hint    {hint}")
     terminal.out(f"task    {preview(run.task, 200)}")
     digest = plan_digest_of(run)
     terminal.out(f"pool    {run.pool} ({run.pool_digest[:DIGEST_CHARS]})")
     if digest is not None:
-        whence = {"conductor": "by the Conductor", "file": "from a file", "template": "from a template"}
-        terminal.out(f"plan    {whence.get(run.origin, run.origin)}, form {run.plan_form} ({digest[:DIGEST_CHARS]})")
+        whence = {
+            "conductor": "by the Conductor",
+            "file": "from a file",
+            "template": "from a template",
+            "fork": "edited",
+        }
+        revised = run.steps[-1].round if run.steps else 0
+        said = f"by the Conductor in round {revised}" if revised else whence.get(run.origin, run.origin)
+        terminal.out(f"plan    {said}, form {run.plan_form} ({digest[:DIGEST_CHARS]})")
     terminal.out(f"made    {local_time(run.created_at)} by {run.actor_id}")
+    if run.source_run_id is not None:
+        terminal.out(f"forked from {run.source_run_id}")
+    if run.parent is not None:
+        terminal.out(f"below   {place_words(run.parent)} of run {run.parent.run_id}")
+    for line in budget_lines(run):
+        terminal.out(line)
     if run.steps:
         terminal.out()
         _print_rounds(run)
@@ -92,20 +115,27 @@ def print_run(run: RunSnapshot, pool: Pool | None) -> None:
 
 
 def _print_rounds(run: RunSnapshot) -> None:
-    for number in sorted({step.round for step in run.steps}):
-        steps = [step for step in run.steps if step.round == number]
-        if number:
-            terminal.out(f"round {number}")
-        print_graph([(step.worker, step.subtask or "", step.access) for step in steps])
+    for one in run.rounds:
+        steps = [step for step in run.steps if step.round == one.number]
+        if head := round_words(one, run):
+            terminal.out(head)
+        if steps:
+            graph = [(step.worker, step.subtask or "", step.access) for step in steps]
+            print_graph(graph, [tree_lines(run, step) for step in steps])
 
 
-def print_graph(steps: Sequence[tuple[str, str, Sequence[int]]]) -> None:
-    """A plan as a graph: a line a step with its lanes, worker and subtask, for (worker, subtask, access) in order."""
+def print_graph(steps: Sequence[tuple[str, str, Sequence[int]]], under: Sequence[Sequence[str]] = ()) -> None:
+    """A plan as a graph: a line a step with its lanes, worker and subtask, for (worker, subtask, access) in order.
+
+    ``under`` are lines to follow each step.
+    """
     drawn = lanes([access for _, _, access in steps]) if len(steps) <= LANES_MAX else [""] * len(steps)
     wide = max(len(line) for line in drawn)
     name = max(len(preview(worker, 24)) for worker, _, _ in steps)
     for position, ((worker, subtask, _), line) in enumerate(zip(steps, drawn, strict=True)):
         terminal.out(f"{position:>3} {line:<{wide}}  {preview(worker, 24):<{name}}  {preview(subtask)}".rstrip())
+        for more in under[position] if under else ():
+            terminal.out(more)
 
 
 def steps_table(run: RunSnapshot) -> Table:
@@ -117,13 +147,27 @@ def steps_table(run: RunSnapshot) -> Table:
             preview(step.worker, 24),
             _styled(step.state, step.reason),
             duration(between(step.started_at, step.ended_at or (run.ended_at or run.read_at))),
-            tokens(_sum([attempt.input_tokens for attempt in step.attempts])),
-            tokens(_sum([attempt.output_tokens for attempt in step.attempts])),
-            _cost(step.attempts),
-            str(len(step.attempts)),
+            *_used(run, step),
             positions(step.access),
         )
     return table
+
+
+def _used(run: RunSnapshot, step: StepSnapshot) -> tuple[str, str, str, str]:
+    """Tokens, cost and calls of a step; of a delegated one all that its run and those below it used."""
+    from engine.store.trees import with_below
+
+    child = run.child_of(step)
+    if child is not None and not step.attempts:
+        used = with_below(child, run.below)
+        cost = money(used.cost_usd, complete=used.cost_complete)
+        return tokens(used.input_tokens), tokens(used.output_tokens), cost, str(used.calls)
+    return (
+        tokens(_sum([attempt.input_tokens for attempt in step.attempts])),
+        tokens(_sum([attempt.output_tokens for attempt in step.attempts])),
+        _cost(step.attempts),
+        str(len(step.attempts)),
+    )
 
 
 def run_lines(runs: Sequence[RunLine], width: int | None) -> list[Text]:
@@ -135,7 +179,7 @@ def run_lines(runs: Sequence[RunLine], width: int | None) -> list[Text]:
             short_time(run.created_at),
             _styled(run.state, run.reason),
             money(run.cost_usd),
-            preview(run.task_preview),
+            child_preview(run.parent, run.task_preview),
         )
         for run in runs
     ]
@@ -155,13 +199,41 @@ def _id_chars(ids: Sequence[str]) -> int:
 
 
 def summary(run: RunSnapshot) -> str:
-    """One line: state, time, tokens and cost of the whole run."""
+    """One line: state, time, tokens and cost of the whole run, with all runs below it."""
     took = duration(between(run.created_at, run.ended_at or run.read_at))
-    cost = money(run.cost_usd, complete=run.cost_complete)
+    used = run.totals
+    cost = money(used.cost_usd, complete=used.cost_complete)
+    below = f" with {counted(len(run.below), 'run')} below it" if run.below else ""
     return (
         f"run {run.id} {state_words(run.state, run.reason)} after {took}, "
-        f"{tokens(run.input_tokens)} tokens in, {tokens(run.output_tokens)} out, cost {cost}"
+        f"{tokens(used.input_tokens)} tokens in, {tokens(used.output_tokens)} out, cost {cost}{below}"
     )
+
+
+def budget_lines(run: RunSnapshot) -> list[str]:
+    """A line for each limited unit: what is spent, reserved and assumed of how much, and what is left."""
+    budget = run.budget
+    if budget is None:
+        return []
+    shared = "" if budget.run_id == run.id else f", shared with run {budget.run_id}"
+    return [
+        f"budget  {_account(unit, account)}{shared}"
+        for unit, account in budget.accounts.items()
+        if account.limit is not None
+    ]
+
+
+def _account(unit: str, account: Account) -> str:
+    def said(amount: Decimal | None) -> str:
+        return money(amount) if unit == "usd" else f"{int(amount or 0):,}"
+
+    parts = [f"{said(account.spent)} spent"]
+    if account.reserved:
+        parts.append(f"{said(account.reserved)} reserved")
+    if account.assumed:
+        parts.append(f"{said(account.assumed)} assumed")
+    noun = "" if unit == "usd" else f" {unit}"
+    return f"{', '.join(parts)} of {said(account.limit)}{noun}, {said(account.left)} left"
 
 
 def _print_planning(run: RunSnapshot, pool: Pool | None) -> None:
@@ -169,9 +241,10 @@ def _print_planning(run: RunSnapshot, pool: Pool | None) -> None:
         took = duration(between(attempt.started_at, attempt.ended_at))
         used = f"{tokens(attempt.input_tokens)} tokens in, {tokens(attempt.output_tokens)} out"
         cost = money(attempt.cost_usd)
-        terminal.out(f"planning call {attempt.number}: {attempt.state} in {took}, {used}, cost {cost}")
+        where = f"round {attempt.round}, " if attempt.round else ""
+        terminal.out(f"{where}planning call {attempt.number}: {attempt.state} in {took}, {used}, cost {cost}")
         _print_failure(attempt, model_of(pool, None))
-    if run.plan_json is None:
+    if run.rounds and run.rounds[-1].planned_at is None:
         _print_invalid_plan(run)
 
 
@@ -190,10 +263,13 @@ def _print_invalid_plan(run: RunSnapshot) -> None:
 
 def _print_failures(run: RunSnapshot, pool: Pool | None) -> None:
     for step in run.steps:
+        where = f"round {step.round}, step {step.position}" if step.round else f"step {step.position}"
         for attempt in step.attempts:
             if attempt.error_code is not None:
-                terminal.out(f"step {step.position}, attempt {attempt.number}: {attempt.state}")
+                terminal.out(f"{where}, attempt {attempt.number}: {attempt.state}")
                 _print_failure(attempt, model_of(pool, step.worker))
+        if step.state == "failed" and (said := blame_below(run, step)):
+            terminal.out(f"{where}{said}")
 
 
 def _print_failure(attempt: AttemptSnapshot, model: Worker | None) -> None:
@@ -235,6 +311,6 @@ def _cost(attempts: Sequence[AttemptSnapshot]) -> str:
 
 
 def step_of(run: RunSnapshot, position: int, round_number: int | None) -> StepSnapshot | None:
-    """The step at a position of a round (the present one if not given); None where there is none."""
-    wanted = run.round if round_number is None else round_number
+    """The step at a position of a round (if not given, the last one that has steps); None where there is none."""
+    wanted = (run.steps[-1].round if run.steps else run.round) if round_number is None else round_number
     return next((step for step in run.steps if (step.round, step.position) == (wanted, position)), None)

@@ -44,7 +44,8 @@ async def _stop_background(settings: Settings) -> None:
 
 
 @click.command()
-def down() -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
+def down(as_json: bool) -> int:
     """Stop the embedded servers. Live runs stay on record and go on at the next command."""
     from engine.cli.session import run_async
     from engine.keeper.client import stop_keeper
@@ -52,7 +53,12 @@ def down() -> int:
     settings = _embedded()
     # A home that does not exist is not made only to find nothing in it.
     stopped = (settings.home / "version").exists() and run_async(stop_keeper(settings.home))
-    terminal.err("stopped" if stopped else f"nothing was running in {settings.home}")
+    if as_json:
+        from engine.cli.contract import versioned
+
+        terminal.out_json(versioned({"home": str(settings.home), "stopped": stopped}))
+    else:
+        terminal.err("stopped" if stopped else f"nothing was running in {terminal.inert(str(settings.home))}")
     return ExitCode.OK
 
 

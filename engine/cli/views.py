@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from engine.cli import terminal
 from engine.cli.follow import View, elapsed
-from engine.cli.render import STYLES, between, console, duration, positions, preview, state_words, tokens
+from engine.cli.render import STYLES, between, console, counted, duration, positions, preview, state_words, tokens
+from engine.cli.tree import progress_lines
+from engine.cli.waits import hint_lines, wait_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,11 +64,10 @@ class PlainView:
         planning = progress.planning
         if planning is not None:
             failed = f" ({planning.error_code})" if planning.error_code else ""
-            self._say(progress, "plan", f"planning call {planning.attempts} {planning.state}{failed}")
+            self._say(progress, "plan", f"{_round(progress)}planning call {planning.attempts} {planning.state}{failed}")
             self._first_call.seen(progress)
         if progress.steps and (progress.round, "steps") not in self._said:
-            count = len(progress.steps)
-            self._say(progress, "steps", f"plan of {count} step{'' if count == 1 else 's'}")
+            self._say(progress, "steps", f"{_round(progress)}plan of {counted(len(progress.steps), 'step')}")
         if progress.state == "running":
             self._say(progress, "run", run)
         for step in progress.steps:
@@ -76,23 +77,44 @@ class PlainView:
             self._say(
                 progress,
                 str(step.position),
-                f"step {step.position} {terminal.inert(step.worker)} {state_words(step.state, step.reason)}{again}",
+                f"{_round(progress)}step {step.position} {terminal.inert(step.worker)} "
+                f"{state_words(step.state, step.reason)}{again}",
                 took=between(step.started_at, step.ended_at),
             )
             self._first_call.seen(progress)
+        for run_id, line in progress_lines(progress):
+            # Told once, whatever the round of the run above is by now.
+            self._say(progress, run_id, line, round_number=0)
         # A run waits because a step does, and ends after its last step.
         self._say(progress, "run", run)
+        if terminal.err_is_terminal():
+            # Whoever sits there may answer; for others the command ends, and says it then.
+            for number, hint in enumerate(hint_lines(progress)):
+                self._say(progress, f"hint {number}", f"hint: {hint}")
 
     def pieces(self, round_number: int, place: str, count: int) -> None:
         """Nothing: a line for every few tokens would drown the rest."""
 
-    def _say(self, progress: RunProgress, subject: str, words: str, *, took: float | None = None) -> None:
-        key = (progress.round, subject)
+    def _say(
+        self,
+        progress: RunProgress,
+        subject: str,
+        words: str,
+        *,
+        took: float | None = None,
+        round_number: int | None = None,
+    ) -> None:
+        key = (progress.round if round_number is None else round_number, subject)
         if self._said.get(key) == words:
             return
         self._said[key] = words
         after = "" if took is None else f" in {duration(took)}"
         terminal.err(f"{elapsed(progress):>8}  {words}{after}")
+
+
+def _round(progress: RunProgress) -> str:
+    """The head of what is said of a later round."""
+    return f"round {progress.round}: " if progress.round else ""
 
 
 class LiveView:
@@ -123,7 +145,7 @@ class LiveView:
             return Text("")
         head = Text(f"run {progress.id}  ")
         head.append(state_words(progress.state, progress.reason), STYLES.get(progress.state, ""))
-        head.append(f"  {elapsed(progress)}", "dim")
+        head.append(f"  {_round(progress)}{elapsed(progress)}", "dim")
         table = Table(box=None, pad_edge=False, show_header=False)
         planning = progress.planning
         if planning is not None and not progress.steps:
@@ -137,7 +159,10 @@ class LiveView:
             )
         for step in progress.steps:
             table.add_row(*self._row(progress, step))
-        return Group(head, table)
+        below = [Text(line, "dim") for _, line in progress_lines(progress)]
+        lines = [Text(line, STYLES["waiting"]) for line in wait_lines(progress)]
+        hints = [Text(f"hint: {line}", "dim") for line in hint_lines(progress)]
+        return Group(head, table, *below, *lines, *hints)
 
     def _row(self, progress: RunProgress, step: StepProgress) -> list[str | Text]:
         from rich.text import Text

@@ -34,7 +34,7 @@ def watch(run_reference: str, as_json: bool) -> int:
 
 
 async def _watch(settings: Settings, reference: str, *, as_json: bool) -> int:
-    from engine.cli.follow import PATIENCE_S, exit_code, follow, say_how_it_ended
+    from engine.cli.follow import PATIENCE_S, exit_code, follow, say_how_it_ended, stays_on
     from engine.cli.session import open_session, pinned_pool
     from engine.cli.tables import print_result
     from engine.cli.views import open_view
@@ -43,9 +43,17 @@ async def _watch(settings: Settings, reference: str, *, as_json: bool) -> int:
 
     async with open_session(settings, Needs()) as session:
         run_id = await resolve_run(session.database, reference)
+        session.run_id = run_id
         patience_s = PATIENCE_S if session.handed_over else 0.0
         with open_view(as_json=as_json) as view:
-            progress = await follow(session.database, run_id, view, patience_s=patience_s)
+            progress = await follow(
+                session.database,
+                run_id,
+                view,
+                shortage=session.shortage,
+                patience_s=patience_s,
+                stays=stays_on(as_json=as_json),
+            )
         run = await find_run(session.database, str(run_id))
         pool = await pinned_pool(session.database, run.pool_digest)
     print_result(run, as_json=as_json)

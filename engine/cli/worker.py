@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,10 @@ def worker(pool_names: tuple[str, ...], all_queues: bool) -> int:
     SIGTERM and Ctrl-C let calls in flight finish for some seconds; a second Ctrl-C ends at once. Keys come from the
     environment of this process.
     """
-    from engine.cli.pool import missing_keys, spell, who
     from engine.cli.session import run_async
     from engine.settings import load_settings
     from worker_pools.pool import load_pool
+    from worker_pools.pool_check import missing_keys
 
     settings = load_settings()
     if settings.embedded:
@@ -40,8 +41,8 @@ def worker(pool_names: tuple[str, ...], all_queues: bool) -> int:
         )
     pools = [load_pool(name) for name in pool_names]
     for pool in pools:
-        for reference in missing_keys(pool):
-            terminal.err(f"warning: {spell(reference)} is not set; {who(pool, reference)} will wait for it")
+        for finding in missing_keys(pool, os.environ):
+            terminal.err(f"warning: {terminal.inert(finding.text)}; its steps will wait for it")
     queues = sorted({queue for pool in pools for queue in pool.queues})
     run_async(_work(settings, tuple(queues), all_queues=all_queues or not pools))
     return ExitCode.OK

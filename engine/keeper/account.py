@@ -2,9 +2,11 @@
 
 Root cannot run PostgreSQL, and another account can neither enter a home of mode 700 nor load binaries from below such
 a folder. So this makes the system account `podium-postgres` and, in /var/lib, one folder for each home: a copy of the
-binaries, the cluster and the socket. The home remembers the folder. It must never open a folder that it did not make.
+binaries, the cluster and the socket. The home remembers the folder and the folder the home, so that a copy of a home is
+told from one that was moved. It must never open a folder that it did not make.
 
     /var/lib/podium-<random>/           root:podium-postgres, mode 750
+        ├── home                        where the home is, percent-encoded, mode 600
         ├── programs-<version>/         root's; as deep as in the wheel, since the binaries find their libraries so
         ├── cluster/  run/              podium-postgres, mode 700
 """
@@ -15,20 +17,25 @@ import asyncio
 import importlib.metadata
 import os
 import pwd
+import re
 import secrets
 import shutil
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote, unquote_to_bytes
 
 from engine.errors import UnavailableError
-from engine.keeper.home import write_private
+from engine.keeper.home import damaged, write_private
 from engine.keeper.process import Identity
 
 ACCOUNT: Final = "podium-postgres"
 PARENT: Final = Path("/var/lib")
 NOTE: Final = "base"
+OWNER_NOTE: Final = "home"
+_NAME: Final = re.compile(r"podium-[0-9a-f]{16}")
 USERADD_WAIT_S: Final = 30.0
 WAY_OUT: Final = "run podium as a normal user, or set PODIUM_DATABASE_URL to a server of your own"
 
@@ -48,6 +55,13 @@ def is_used(postgres_dir: Path) -> bool:
     return (postgres_dir / NOTE).exists()
 
 
+def base_of(postgres_dir: Path) -> Path | None:
+    """The folder in /var/lib that this home remembers; None where there is none or the note cannot be read."""
+    with suppress(OSError, UnavailableError):
+        return _noted_base(postgres_dir)
+    return None
+
+
 def give(folder: Path, identity: Identity) -> None:
     """Make the account of `identity` the owner of a folder that we just made; nothing to do for our own identities."""
     if ":" in identity.name:
@@ -58,15 +72,16 @@ def give(folder: Path, identity: Identity) -> None:
 async def open_place(postgres_dir: Path, programs: Path) -> Place:
     """Find or make the place that belongs to the home with this `postgres_dir`; `programs` is the wheel's `bin` folder.
 
-    Raises `UnavailableError` (`no-account`, `folder-taken`) and `OSError`.
+    Raises `UnavailableError` (`no-account`, `folder-taken`, `home-damaged`, `home-copied`) and `OSError`.
     """
     owner = await _account()
     note = postgres_dir / NOTE
     if not note.exists():
         # Remembered before it is made: so an interrupted start leaves nothing that the next one does not know.
         write_private(note, str(PARENT / f"podium-{secrets.token_hex(8)}"))
-    base = Path(note.read_text(encoding="utf-8"))
+    base = _noted_base(postgres_dir)
     _own_folder(base, 0, owner.pw_gid, 0o750)
+    _claim(base, postgres_dir)
     _own_folder(base / "run", owner.pw_uid, owner.pw_gid, 0o700)
     return Place(
         base=base,
@@ -74,6 +89,32 @@ async def open_place(postgres_dir: Path, programs: Path) -> Place:
         run_dir=base / "run",
         identity=Identity.account(owner.pw_uid, owner.pw_gid),
     )
+
+
+def _noted_base(postgres_dir: Path) -> Path:
+    note = postgres_dir / NOTE
+    base = Path(note.read_text(encoding="utf-8", errors="replace"))
+    if base.parent != PARENT or not _NAME.fullmatch(base.name):
+        raise damaged(note, f"it names no folder of Podium in {PARENT}")
+    return base
+
+
+def _claim(base: Path, postgres_dir: Path) -> None:
+    """A moved home takes its folder along; a copy of a home that is still there must not work in the same one."""
+    note = base / OWNER_NOTE
+    try:
+        other = Path(os.fsdecode(unquote_to_bytes(note.read_text(encoding="ascii"))))
+    except FileNotFoundError:
+        other = None
+    if other == postgres_dir:
+        return
+    if other is not None and base_of(other) == base and not other.samefile(postgres_dir):
+        raise UnavailableError(
+            "home-copied",
+            f"{postgres_dir.parent} is a copy of {other.parent}, whose database is not in the home but in {base}",
+            hint=f"set PODIUM_HOME to {other.parent}, or to a new folder",
+        )
+    write_private(note, quote(os.fsencode(postgres_dir)))
 
 
 async def _account() -> pwd.struct_passwd:

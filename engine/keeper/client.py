@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import PodiumError, UnavailableError
-from engine.keeper.home import Home, lock_home, open_home
+from engine.keeper import space
+from engine.keeper.home import Home, leave_run_folder, lock_home, open_home
 from engine.keeper.protocol import LINE_BYTES_MAX, PROTOCOL_VERSION, error_of, receive, send
 from engine.settings import Settings, TemporalSettings
 
@@ -85,9 +86,7 @@ async def stop_keeper(home_path: Path) -> bool:
         return False
     connection = await _connect(home)
     if connection is None:
-        lock = lock_home(home)
-        if lock is not None:
-            lock.release()
+        if _is_nobodys(home):
             return False
     else:
         reader, writer = connection
@@ -96,12 +95,20 @@ async def stop_keeper(home_path: Path) -> bool:
         writer.close()
     give_up_at = time.monotonic() + STOP_WAIT_S
     while time.monotonic() < give_up_at:
-        lock = lock_home(home)
-        if lock is not None:
-            lock.release()
+        if _is_nobodys(home):
             return True
         await asyncio.sleep(RETRY_PAUSE_S)
     raise UnavailableError("keeper-stuck", "the keeper does not end", hint=f"its log is {home.logs_dir}/keeper.log")
+
+
+def _is_nobodys(home: Home) -> bool:
+    """Whether no keeper holds the home. Looking may have made the sockets' folder, so it goes again."""
+    lock = lock_home(home)
+    if lock is None:
+        return False
+    with lock:
+        leave_run_folder(home)
+    return True
 
 
 async def keeper_status(home_path: Path) -> dict[str, Any] | None:
@@ -216,7 +223,7 @@ async def _start_keeper(home: Home, on_status: Callable[[str], None]) -> None:
 
 
 def _early_failure(home: Home, code: int) -> PodiumError:
-    return UnavailableError(
+    return space.shortage(home.root) or UnavailableError(
         "keeper-failed",
         f"the keeper ended with code {code} before it listened",
         hint=f"its log is {home.logs_dir}/keeper.log",

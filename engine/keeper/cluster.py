@@ -41,6 +41,9 @@ SETUP_WAIT_S: Final = 120.0
 SYNC_METHOD: Final = "syncfs" if sys.platform == "linux" else None
 PROBE_WAIT_S: Final = 10.0
 
+# The system's words for a full disk and for a quota.
+NO_SPACE: Final = ("No space left on device", "Disk quota exceeded")
+
 # First time to end by themselves (they may have seen their parent die), then an immediate shutdown, then SIGKILL.
 LEFTOVER_STAGES: Final = (Stage(None, 1.0), Stage(signal.SIGQUIT, 2.0))
 
@@ -175,7 +178,7 @@ async def _run(program: Program, *, text: str = "") -> None:
 
 def failure(code: str, output: str, path: Path) -> PodiumError:
     """What the output of one of PostgreSQL's programs means for a user, in one line."""
-    if "No space left on device" in output or disk_is_full(path):
+    if any(words in output for words in NO_SPACE) or disk_is_full(path):
         return explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
     # Without the time and process id in front.
     lines = [line[max(line.find("FATAL:"), line.find("PANIC:"), 0) :].strip() for line in output.splitlines()]

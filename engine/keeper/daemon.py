@@ -24,14 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ExitCode, PodiumError, UnavailableError
+from engine.keeper import space
 from engine.keeper.client import BUSY_EXIT
-from engine.keeper.home import Home, lock_home, open_home
+from engine.keeper.home import Home, leave_run_folder, lock_home, open_home
 from engine.keeper.protocol import LINE_BYTES_MAX, PROTOCOL_VERSION, error_message, receive, send
 from engine.keeper.servers import Servers
 from engine.settings import Settings, TemporalSettings, load_settings
 
 LOG_BYTES_MAX = 5 * 1024 * 1024
 IDLE_CHECK_S = 0.5
+SPACE_CHECK_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -97,6 +99,7 @@ class Keeper:
                 return
             tasks.append(asyncio.create_task(self._servers.watch()))
             tasks.append(asyncio.create_task(self._worker.run()))
+            tasks.append(asyncio.create_task(self._watch_space()))
             if not self._foreground:
                 tasks.append(asyncio.create_task(self._stop_when_idle()))
             done, _ = await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
@@ -107,6 +110,8 @@ class Keeper:
         except Exception as error:  # noqa: BLE001  # reported to clients and to the log
             self._failed = _podium_error(error)
         if self._failed is not None:
+            # Servers without space fail in many ways, and most of them do not say why.
+            self._failed = self._shortage() or self._failed
             self._announce(self._failed.message)
             self._ready.set()
             # Clients that wait get the reason before the process goes.
@@ -221,7 +226,27 @@ class Keeper:
             "temporal_address": self._servers.temporal.address if self._ready.is_set() else None,
             "clients": len(self._clients) - 1,
             "foreground": self._foreground,
+            "disk_full": self._shortage() is not None,
         }
+
+    def _shortage(self) -> UnavailableError | None:
+        """What keeps the servers from writing: what the disks say, and failed writes, which also know of quotas."""
+        found = space.shortage(self._home.root)
+        if found is None and self._ready.is_set() and self._failed is None and self._worker.database.is_full:
+            found = space.full(self._home.root)
+        return found
+
+    async def _watch_space(self) -> None:
+        """Says when space runs out, and when there is some again."""
+        was_short = False
+        while True:
+            found = self._shortage()
+            if found is not None and not was_short:
+                self._announce(f"{found.code}: {found.message}; {found.hint}")
+            elif found is None and was_short:
+                self._announce("ready")
+            was_short = found is not None
+            await asyncio.sleep(SPACE_CHECK_S)
 
     async def _stop_when_idle(self) -> None:
         """Leaves when neither a client nor a live run needs the keeper for a while."""
@@ -261,12 +286,17 @@ async def run_keeper(settings: Settings, *, foreground: bool, say: Callable[[str
     if lock is None:
         return BUSY_EXIT
     with lock:
+        # Once more: a keeper that was about to leave may have taken the sockets' folder with it after our first look.
+        home = open_home(settings.home)
         keeper = Keeper(home, settings, foreground=foreground, say=say)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, keeper.stop)
         say("listening")
-        return await keeper.run()
+        try:
+            return await keeper.run()
+        finally:
+            leave_run_folder(home)
 
 
 def main() -> None:

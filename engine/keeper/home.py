@@ -17,7 +17,7 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,8 @@ RUN_PATH_BYTES_MAX: Final = 85
 # Not $TMPDIR, which may be as deep as the home, and not $XDG_RUNTIME_DIR, which goes when the user logs out while a
 # detached keeper goes on.
 SHORT_FOLDER: Final = Path("/tmp")  # noqa: S108 - the folder made here is checked for owner, mode and kind
+# Of a format number; whatever is longer is none.
+DIGITS_MAX: Final = 20
 FREE_BYTES_MIN: Final = 1024 * 1024
 PRIVATE: Final = 0o700
 OTHERS: Final = 0o077
@@ -80,7 +82,8 @@ def open_home(path: Path | None = None) -> Home:
 
     Missing folders above it are made with the user's normal permissions, the home itself with mode 700. Raises
     `InputError` for a place that cannot be a home (codes `home-not-a-folder`, `home-not-empty`, `home-not-yours`,
-    `home-open-to-others`, `home-not-writable`) and `UnavailableError` for `disk-full` and `home-newer`.
+    `home-open-to-others`, `home-not-writable`) and `UnavailableError` for `disk-full`, `home-newer` and
+    `home-damaged`.
     """
     wanted = path or Path(os.environ.get("PODIUM_HOME") or DEFAULT_FOLDER)
     with explained(wanted):
@@ -159,12 +162,23 @@ def _check_version(root: Path) -> None:
             write_private(path, f"{FORMAT}\n")
             return
         # Else another command made the home between our two looks.
-    if not text.isdigit() or int(text) > FORMAT:
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX) or int(text) < FORMAT:
+        raise damaged(path, f"it holds no format number, a home that this Podium made has {FORMAT} there")
+    if int(text) > FORMAT:
         raise UnavailableError(
             "home-newer",
             f"{root} was made by a newer Podium (format {text[:20]!r}, this one knows {FORMAT})",
             hint="update Podium, or set PODIUM_HOME to another folder",
         )
+
+
+def damaged(file: Path, reason: str) -> UnavailableError:
+    """The error for a file of a home that holds something else than we ever write there."""
+    return UnavailableError(
+        "home-damaged",
+        f"{file} is damaged: {reason}",
+        hint="restore this file from a copy of the home, or set PODIUM_HOME to a new folder",
+    )
 
 
 def _read_version(path: Path) -> str | None:
@@ -197,7 +211,8 @@ def _run_folder(root: Path) -> Path:
     mark = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
     usual = SHORT_FOLDER / f"podium-{os.geteuid()}-{mark}"
     try:
-        remembered = Path(note.read_text(encoding="utf-8"))
+        # Whatever stands there, only a name of ours is taken.
+        remembered = Path(note.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         remembered = usual
     # A home that was moved or copied must not share sockets with the one that it came from.
@@ -213,6 +228,13 @@ def _run_folder(root: Path) -> Path:
         f"no private folder for sockets could be made in {SHORT_FOLDER}",
         hint="set PODIUM_HOME to a shorter path",
     )
+
+
+def leave_run_folder(home: Home) -> None:
+    """Remove the folder of the sockets if it lies outside the home and is empty. Call it while you hold the lock."""
+    if home.run_dir.parent == SHORT_FOLDER:
+        with suppress(OSError):
+            home.run_dir.rmdir()
 
 
 def _make_own(folder: Path) -> bool:
@@ -259,8 +281,7 @@ def _lock_file(path: Path) -> HomeLock | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"{os.getpid()}\n".encode())
+            _write_pid(descriptor)
         except BlockingIOError:
             os.close(descriptor)
             return None
@@ -268,3 +289,13 @@ def _lock_file(path: Path) -> HomeLock | None:
             os.close(descriptor)
             raise
         return HomeLock(descriptor)
+
+
+def _write_pid(descriptor: int) -> None:
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+    except OSError as error:
+        # The lock is held without it: a full disk must not keep a keeper from being stopped.
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise

@@ -135,7 +135,11 @@ class ChildProcess:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), stage.wait_s)
         if self.exit_code is None:
-            raise UnavailableError("process-stuck", f"process {self.pid} does not end, not even killed")
+            raise UnavailableError(
+                "process-stuck",
+                f"process {self.pid} does not end, not even killed",
+                hint="the kernel keeps it, often for a disk that does not answer: look at the disk, then try again",
+            )
         return await self.wait()
 
     async def _keep_log_bounded(self) -> None:
@@ -164,7 +168,11 @@ async def run_to_end(program: Program, *, text: str = "", timeout_s: float) -> t
     try:
         output, _ = await asyncio.wait_for(process.communicate(text.encode()), timeout_s)
     except TimeoutError:
-        raise UnavailableError("process-stuck", f"{program.path.name} took more than {timeout_s:.0f} s") from None
+        raise UnavailableError(
+            "process-stuck",
+            f"{program.path.name} took more than {timeout_s:.0f} s",
+            hint="the machine or its disk is very busy: try again later",
+        ) from None
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):

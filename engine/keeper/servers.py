@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from engine.errors import UnavailableError
+from engine.keeper import space
 from engine.keeper.home import Home
 from engine.keeper.postgres import PostgresServer
 from engine.keeper.temporal import TemporalServer
@@ -16,6 +17,7 @@ from engine.store.schema import upgrade_schema
 
 RESTARTS_MAX = 5
 RESTARTS_WINDOW_S = 60.0
+SPACE_PAUSE_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -23,6 +25,7 @@ class Servers:
     """PostgreSQL and Temporal of a home. ``start`` them, then let ``watch`` run: it restarts what dies."""
 
     def __init__(self, home: Home, *, temporal_port: int | None = None) -> None:
+        self._home = home
         self.postgres = PostgresServer(home)
         self.temporal = TemporalServer(home, port=temporal_port)
 
@@ -47,10 +50,13 @@ class Servers:
         await self.temporal.start()
 
     async def watch(self) -> None:
-        """Restarts a server that dies. Raises UnavailableError when one dies again and again."""
+        """Restarts a server that dies. Raises UnavailableError when one dies again and again.
+
+        One that dies for want of space is started as soon as there is some.
+        """
         async with asyncio.TaskGroup() as group:
-            group.create_task(_keep_alive("PostgreSQL", self.postgres))
-            group.create_task(_keep_alive("Temporal", self.temporal))
+            group.create_task(_keep_alive("PostgreSQL", self.postgres, self._home))
+            group.create_task(_keep_alive("Temporal", self.temporal, self._home))
 
     async def stop(self) -> None:
         """Stops both, Temporal first: what it still wants to write must not meet a database that is gone."""
@@ -58,12 +64,15 @@ class Servers:
         await self.postgres.stop()
 
 
-async def _keep_alive(name: str, server: PostgresServer | TemporalServer) -> None:
+async def _keep_alive(name: str, server: PostgresServer | TemporalServer, home: Home) -> None:
     deaths: deque[float] = deque(maxlen=RESTARTS_MAX)
     while True:
         code = await server.wait()
         now = time.monotonic()
         deaths.append(now)
+        if space.shortage(home.root) is not None:
+            deaths.clear()
+            await asyncio.sleep(SPACE_PAUSE_S)
         if len(deaths) == RESTARTS_MAX and now - deaths[0] < RESTARTS_WINDOW_S:
             raise UnavailableError(
                 "server-dies",
@@ -71,4 +80,16 @@ async def _keep_alive(name: str, server: PostgresServer | TemporalServer) -> Non
                 hint=f"its log is {server.log_path}",
             )
         _log.warning("%s ended with code %d; it is started again", name, code)
-        await server.start()
+        await _start_with_space(server)
+
+
+async def _start_with_space(server: PostgresServer | TemporalServer) -> None:
+    while True:
+        try:
+            await server.start()
+        except UnavailableError as error:
+            if error.code != "disk-full":
+                raise
+            await asyncio.sleep(SPACE_PAUSE_S)
+        else:
+            return

@@ -2,7 +2,10 @@
 
 plan            Step, Plan and the results of reading       canonical   RFC 8785 form and digest
 parse           text to plan                                render      plan to text
-blocks          finds plans in a text (candidate, labels)   template    plans written by people
+blocks          finds plans in a text (starts, labels,      template    plans written by people
+                candidate, json_meaning)                    reasoning   marks of reasoning and answer
+surroundings    what speaks against the plan found          comments    comments round plans
+                (changes, later; torn: parts of plans)
 scanner         lists and JSON to nodes                     clean       the one text boundary
 yaml_steps      YAML to nodes (yaml_region)                 codes       every error and note
 lists, objects  nodes to steps (workers, access)            limits      every bound

@@ -1,8 +1,8 @@
 """Finds the plans in a text: reasoning, prose, fences, drafts and the final one. Must never build a plan from two.
 
 One pass from left to right. A value that was read completely hides whatever its strings hold (tags, labels, fences).
-The end of reasoning throws away what came before it. Where quotes went so wrong that nobody can say what is inside a
-string, nothing that follows counts as a plan, unless a reasoning's end comes between.
+The end of reasoning throws away what came before it; comments are passed over. Where quotes went so wrong that nobody
+can say what is inside a string, nothing that follows counts as a plan, unless a reasoning's end comes between.
 """
 
 from __future__ import annotations
@@ -11,45 +11,31 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from engine.plan import changes
 from engine.plan.candidate import Block, LabelledList, group_parts, mark_swallowed_plan
+from engine.plan.comments import LineComments, comment_end, line_rest_end
 from engine.plan.findings import Fault, Findings
-from engine.plan.labels import LABEL, read_label, value_gap
+from engine.plan.json_meaning import json_form, meant_as_lists, near_key
+from engine.plan.labels import read_label, value_gap
 from engine.plan.limits import ATTEMPTS_MAX, LISTS_MAX, STARTS_MAX
 from engine.plan.lists import LIST_NAMES
-from engine.plan.nodes import Mapping, Node, Sequence
+from engine.plan.nodes import Node
 from engine.plan.plan import Form
+from engine.plan.reasoning import (
+    REASONING_END,
+    REASONING_END_ANY,
+    REASONING_MARK,
+    Family,
+    is_quoted,
+    line_round,
+    read_mark,
+)
 from engine.plan.scanner import Scanner, ScanStop, WorkMeter
+from engine.plan.starts import ANY_LABEL, STARTS, STARTS_WITHOUT_YAML
 from engine.plan.yaml_region import Fence, Region, find_flow_end, find_region
 from engine.plan.yaml_steps import YamlReader
 
-_TAG: Final = (
-    r"<[ \t]{0,8}(?P<ends>/?)[ \t]{0,8}(?:seed:)?(?:think|thinking|thought|thoughts|reasoning)\b[^<>\n]{0,64}>"
-    r"|\[(?P<ends_square>/?)THINK\]|◁(?P<ends_kimi>/?)think▷"
-)
-_QUOTE_CLASS: Final = "[\"'\u201c\u201d\u2018\u2019]"
-_YAML_START: Final = r"""(?P<yaml>^[ ]*(?:
-    -[ \t]*(?:\n[ ]*)?(?:\{[ ]*)?["']?[A-Za-z_]\w*["']?[ \t]*:(?:\s|\Z)
-  | ["']?steps["']?[ \t]*:))"""
-_OTHER_STARTS: Final = rf"""(?P<tag>{_TAG})
-  | (?P<fence>^[ \t]*(?:`{{3,}}|~{{3,}}))
-  | (?P<json>(?:\[\s*)?\{{\s*{_QUOTE_CLASS})
-  | (?P<flow>(?:\[\s*)?\{{\s*(?:agent|instruction|access_list|step|steps)[ \t]*:)
-  | (?P<label>{LABEL})"""
-_FLAGS: Final = re.VERBOSE | re.MULTILINE | re.IGNORECASE
-_STARTS: Final = re.compile(f"{_YAML_START} | {_OTHER_STARTS}", _FLAGS)
-_STARTS_WITHOUT_YAML: Final = re.compile(rf"(?P<yaml>(?!)) | {_OTHER_STARTS}", _FLAGS)
-_REASONING_END: Final = re.compile(
-    r"<[ \t]{0,8}/[ \t]{0,8}(?:seed:)?(?:think|thinking|thought|thoughts|reasoning)\b[^<>\n]{0,64}>"
-    r"|\[/THINK\]|◁/think▷",
-    re.IGNORECASE,
-)
 _FENCE_LINE: Final = re.compile(r"([ \t]*)(`{3,}|~{3,})([^\n]*)")
-
-# Behind a list on its line: an operator, or more values after a bracket that closed too early.
-_SURPLUS: Final = re.compile(
-    rf"[ \t]*(?:\+[ \t]*[\[(]|\*[ \t]*\d|,[ \t]*\[|,[ \t]*[\"“](?!{'|'.join(LIST_NAMES)})|,[ \t]*\d+[ \t]*[,\]])"
-)
-_NEAR_KEYS: Final = frozenset({"modelid", "subtask", "accesslist", "acceslist", "agent", "instruction"})
 
 
 @dataclass(slots=True)
@@ -61,6 +47,9 @@ class Found:
     reasoning_closed: bool = False
     lost_faults: list[Fault] = field(default_factory=list)  # of unreadable plans that a reasoning's end cut off
     too_complex: Fault | None = None
+    hidden: list[tuple[int, int]] = field(default_factory=list)  # comments, and reasoning that opened and closed
+    plan_in_comment: bool = False
+    comment_open_at: int | None = None
 
 
 class BlockFinder:
@@ -77,7 +66,11 @@ class BlockFinder:
         self._no_yaml_before = 0
         self._attempts = 0
         self._starts = 0
-        self._last_reasoning_end: int | None = None
+        self._last_reasoning_ends: dict[re.Pattern[str], int] = {}
+        self._reasoning: Family = "template"  # the family of the mark at `reasoning_open_at`
+        self._parts_before_reasoning = 0
+        self._comments = LineComments(text)
+        self._endless: set[str] = set()  # openings of comments for which no end is left
 
     def find(self) -> Found:
         """All blocks outside of reasoning, in order; see `Found`."""
@@ -87,6 +80,7 @@ class BlockFinder:
             before, self._parts = self._parts, []
             self._no_yaml_before = 0
             self._meter.spend(len(self._text) - hidden)
+            self._comments.move(hidden)
             self._scan(hidden)
             if not self._parts and self._found.reasoning_open_at is None:
                 self._parts = before
@@ -101,7 +95,7 @@ class BlockFinder:
         for block in group_parts(self._text, self._parts):
             if block.form == "lists" and len(block.lists) < len(LIST_NAMES):
                 for part in block.lists.values():
-                    end = _REASONING_END.search(self._text, part.label.start, part.end)
+                    end = REASONING_END.search(self._text, part.label.start, part.end)
                     if end is not None:
                         return end.start()
         return None
@@ -110,6 +104,8 @@ class BlockFinder:
         """Collect the parts from an offset on."""
         while (match := self._next_start(pos)) is not None:
             pos = self._take(match)
+            if pos > match.end():
+                self._comments.move(pos)
             self._starts += 1
             if self._meter.exhausted or self._attempts > ATTEMPTS_MAX or self._starts > STARTS_MAX:
                 self._found.too_complex = Fault(
@@ -129,38 +125,88 @@ class BlockFinder:
     def _next_start(self, pos: int) -> re.Match[str] | None:
         """The next place where something may begin; YAML is not looked for again where it has been ruled out."""
         if pos < self._no_yaml_before:
-            match = _STARTS_WITHOUT_YAML.search(self._text, pos)
+            match = STARTS_WITHOUT_YAML.search(self._text, pos)
             if match is not None and match.start() < self._no_yaml_before:
                 return match
             pos = self._no_yaml_before
-        return _STARTS.search(self._text, pos)
+        return STARTS.search(self._text, pos)
 
     def _take(self, match: re.Match[str]) -> int:
         """Deal with one start; gives the offset at which to go on."""
-        if match["tag"] is not None:
-            return self._take_tag(match)
-        if match["fence"] is not None:
-            return self._take_fence(match)
-        if match["yaml"] is not None:
-            return self._take_yaml(match)
-        if match["json"] is not None:
-            return self._take_json(match)
-        if match["flow"] is not None:
-            return self._take_flow(match)
-        return self._take_label(match)
+        hideable = {
+            "yaml": self._take_yaml,
+            "json": self._take_json,
+            "flow": self._take_flow,
+            "label": self._take_label,
+        }
+        always = {"tag": self._take_mark, "comment": self._take_comment, "fence": self._take_fence}
+        for kind, take in always.items():
+            if match[kind] is not None:
+                return take(match)
+        if self._is_commented_out(match):
+            return min(match.end(), max(line_rest_end(self._text, match.start()), match.start() + 1))
+        return next(take(match) for kind, take in hideable.items() if match[kind] is not None)
 
-    def _take_tag(self, match: re.Match[str]) -> int:
-        if match["ends"] or match["ends_square"] or match["ends_kimi"]:
-            for part in self._parts:
-                if part.unsure:
-                    self._found.lost_faults.extend(part.findings.faults)
-            self._parts = []
-            self._fence = None
-            self._found.reasoning_open_at = None
-            self._found.reasoning_closed = True
-        elif self._found.reasoning_open_at is None:
-            self._found.reasoning_open_at = match.start()
+    def _take_mark(self, match: re.Match[str]) -> int:
+        mark = read_mark(self._text, match)
+        opened_at = self._found.reasoning_open_at
+        if mark is None:
+            return match.end()
+        if not mark.ends:
+            if opened_at is None:
+                self._found.reasoning_open_at = match.start()
+                self._reasoning = mark.family
+                self._parts_before_reasoning = len(self._parts)
+        elif mark.family == "template" or (opened_at is None and mark.family == "plain"):
+            self._end_reasoning(0)
+        elif opened_at is not None and mark.family == self._reasoning:
+            # A plain mark opens only in the reply, so what came before it is no reasoning.
+            self._found.hidden.append((opened_at, match.end()))
+            self._end_reasoning(self._parts_before_reasoning if mark.family == "plain" else 0)
         return match.end()
+
+    def _end_reasoning(self, parts_kept: int) -> None:
+        for part in self._parts[parts_kept:]:
+            if part.unsure:
+                self._found.lost_faults.extend(part.findings.faults)
+        self._parts = self._parts[:parts_kept]
+        self._fence = None
+        self._found.reasoning_open_at = None
+        self._found.reasoning_closed = True
+        self._found.comment_open_at = None
+
+    def _take_comment(self, match: re.Match[str]) -> int:
+        start, opening = match.start(), match["comment"]
+        before, after, whole = line_round(self._text, start, match.end())
+        if is_quoted(before, after, whole=whole) or self._comments.hides(start, in_code=self._fence is not None):
+            return match.end()
+        end = None if opening in self._endless else comment_end(self._text, start)
+        if end is None:
+            self._endless.add(opening)
+            if opening == "<!--" and self._found.comment_open_at is None:
+                self._found.comment_open_at = start
+            return match.end()
+        self._meter.spend(end - start)
+        closing = REASONING_END.search(self._text, start, end)
+        if closing is not None and not self._opens_reasoning(start, closing.start()):
+            return closing.start()
+        self._found.hidden.append((start, end))
+        self._found.plan_in_comment |= ANY_LABEL.search(self._text, start, end) is not None
+        return end
+
+    def _opens_reasoning(self, start: int, end: int) -> bool:
+        marks = (read_mark(self._text, match) for match in REASONING_MARK.finditer(self._text, start, end))
+        return any(mark is not None and not mark.ends for mark in marks)
+
+    def _is_commented_out(self, match: re.Match[str]) -> bool:
+        """Whether a start is in the rest of a line that is a comment; a heading over a list in other lines is none."""
+        in_code = self._fence is not None
+        if not self._comments.hides(match.start(), in_code=in_code):
+            return False
+        if match["headed"] is not None and not in_code and line_rest_end(self._text, match.start()) < match.end():
+            return False
+        self._found.plan_in_comment |= match["json"] is None
+        return True
 
     def _take_fence(self, match: re.Match[str]) -> int:
         line = _FENCE_LINE.match(self._text, match.start())
@@ -187,7 +233,7 @@ class BlockFinder:
         if node is None:
             if not any(near_key(key) for key in scanner.keys):
                 return start + 1
-            steps = self._text[start] == "[" or not any(near_key(key) in _LIST_KEYS for key in scanner.keys)
+            steps = self._text[start] == "[" or not meant_as_lists(scanner.keys)
             form: Form = "steps-json" if steps else "json"
             self._add(Block(form, start, scanner.pos, findings, unsure=True))
             return self._after_unsure(start, len(self._text))
@@ -195,6 +241,9 @@ class BlockFinder:
         if not known:
             return scanner.pos
         block = Block(found_form, start, scanner.pos, findings, node, unsure=scanner.unsure)
+        if changes.code_behind(self._text, scanner.pos):
+            self._report_code(findings, scanner.pos, None)
+            block.unsure = True
         self._add(block)
         return self._after_unsure(start, scanner.pos) if block.unsure else scanner.pos
 
@@ -209,7 +258,11 @@ class BlockFinder:
             )
             self._add(Block("steps-yaml", match.start(), len(self._text), findings, unsure=True))
             return self._after_unsure(match.start(), len(self._text))
-        return self._read_yaml(Region(match.start(), end, sure_end=True))
+        pos = self._read_yaml(Region(match.start(), end, sure_end=True))
+        if changes.code_behind(self._text, end):
+            self._report_code(self._parts[-1].findings, end, None)
+            self._parts[-1].unsure = True
+        return pos
 
     def _take_yaml(self, match: re.Match[str]) -> int:
         region = find_region(self._text, match.start(), self._fence)
@@ -266,13 +319,20 @@ class BlockFinder:
         if scanner.unsure:
             part.unsure = True
             return self._after_unsure(label.start, part.end)
-        surplus = _SURPLUS.match(self._text, part.end)
-        if surplus is not None:
+        if changes.code_behind(self._text, part.end):
+            part.unsure = True
+            self._report_code(findings, part.end, label.name)
+        elif changes.more_values(self._text, part.end):
             part.unsure = True
             findings.error(
                 "stray-text", "more text follows the closing bracket of the list", at=part.end, field=label.name
             )
         return part.end
+
+    @staticmethod
+    def _report_code(findings: Findings, at: int, name: str | None) -> None:
+        said = "code stands behind the closing bracket and would change the value"
+        findings.error("list-modified", said, at=at, field=name, hint=changes.HINT)
 
     def _no_list(self, part: LabelledList, value_at: int) -> None:
         name = part.label.name
@@ -295,49 +355,13 @@ class BlockFinder:
 
     def _after_unsure(self, start: int, otherwise: int) -> int:
         """After an unreadable value: on to the next end of reasoning behind its start, if there is one."""
-        if self._last_reasoning_end is None:
-            ends = [match.start() for match in _REASONING_END.finditer(self._text)]
-            self._last_reasoning_end = ends[-1] if ends else -1
-        if start > self._last_reasoning_end:
+        opened_plainly = self._found.reasoning_open_at is not None and self._reasoning != "template"
+        ending = REASONING_END_ANY if opened_plainly else REASONING_END
+        if ending not in self._last_reasoning_ends:
+            self._last_reasoning_ends[ending] = max(
+                (match.start() for match in ending.finditer(self._text)), default=-1
+            )
+        if start > self._last_reasoning_ends[ending]:
             return otherwise
-        end = _REASONING_END.search(self._text, start)
+        end = ending.search(self._text, start)
         return otherwise if end is None else end.start()
-
-
-_LIST_KEYS: Final = frozenset({"modelid", "subtask"})
-
-
-def near_key(key: str) -> str | None:
-    """The bare form of a key that is, or is close to, a key of a plan."""
-    bare = "".join(char for char in key[:40].casefold() if char.isalpha()).removesuffix("s")
-    return bare if bare in _NEAR_KEYS else None
-
-
-def json_form(node: Node) -> tuple[bool, Form | None]:
-    """Whether a JSON value is meant as a plan, and in which form; a plan inside an unknown wrapper has none."""
-    if isinstance(node, Sequence):
-        meant = any(isinstance(item, Mapping) and _has_plan_key(item) for item in node.items)
-        return meant, "steps-json"
-    if not isinstance(node, Mapping):
-        return False, None
-    keys = {near_key(key.value) for key, _ in node.entries}
-    steps = next((value for key, value in node.entries if key.value == "steps"), None)
-    form: Form | None = None
-    if keys & _LIST_KEYS:
-        form = "json"
-    elif isinstance(steps, Sequence):
-        meant = not steps.items or any(isinstance(item, Mapping) for item in steps.items)
-        return meant, "steps-json"
-    elif keys & {"agent", "instruction"}:
-        form = "steps-json"
-    elif keys & _NEAR_KEYS:
-        form = "json"
-    return _has_plan_key(node), form
-
-
-def _has_plan_key(node: Node) -> bool:
-    if isinstance(node, Sequence):
-        return any(_has_plan_key(item) for item in node.items)
-    if isinstance(node, Mapping):
-        return any(near_key(key.value) is not None or _has_plan_key(value) for key, value in node.entries)
-    return False

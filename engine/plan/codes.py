@@ -19,6 +19,9 @@ ERROR_CODES: Final[dict[str, str]] = {
     "truncated": "The text ends inside the plan; nothing is ever closed for the model.",
     "incomplete": "The last plan in the text lacks a list; none is borrowed from an earlier one.",
     "plan-interrupted": "Other text stands between the steps of a plan; its last part is not run as the whole.",
+    "later-plan-unread": "What looks like a later plan follows in a form that is not read; the earlier one is not run.",
+    "list-modified": "Code stands behind a list that would change it; nothing is evaluated.",
+    "comment-not-closed": "A comment opens before the plan and never ends.",
     "empty-plan": "The plan has no steps; only a later round may say so (keep the answer).",
     "too-many-steps": "The plan has more steps than the pool allows.",
     "length-mismatch": "The three lists have different lengths.",
@@ -53,6 +56,7 @@ ERROR_CODES: Final[dict[str, str]] = {
     "yaml-many-documents": "One YAML text must hold one document.",
     "yaml-ambiguous": "YAML readers disagree on this unquoted value; quote it.",
     "yaml-comment": "YAML takes the rest of the line for a comment, so the worker would not see it; quote the text.",
+    "yaml-text-cut": "A line without indentation follows an unquoted YAML text, which it may have been a part of.",
     "yaml-escape": "A backslash at the end of a line is not read in any of our forms.",
 }
 
@@ -67,6 +71,7 @@ NOTE_CODES: Final[dict[str, str]] = {
     "tex-kept": "A backslash with letters is a TeX command and stays literal.",
     "text-cleaned": "NUL characters or lone surrogates were replaced by U+FFFD.",
     "earlier-block-ignored": "The text holds several plans; the last one was taken.",
+    "plan-in-comment": "A plan in a comment was passed over.",
     "cut-after-plan": "The reply was cut at the token limit, after the plan was complete.",
     "stray-mark": "Lenient: a surplus mark after a closing quote was passed over.",
     "missing-comma": "Lenient: two subtasks without a comma between them were read as two.",

@@ -17,14 +17,15 @@ from engine.plan.lists import LIST_NAMES, read_lists
 from engine.plan.nodes import Mapping, Node, Word
 from engine.plan.objects import read_list_object, read_steps
 from engine.plan.plan import Form, ParseOptions, ParseResult, Plan, PlanNote, Step
+from engine.plan.surroundings import check_surroundings
+from engine.plan.torn import text_cut_at, torn_from
 from engine.plan.workers import WorkerNames
 from engine.plan.yaml_steps import YamlReader
 
 _CUT_REASONS: Final = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "token_limit"})
 _YAML_MARKS: Final = re.compile(r"(?:^|[\s\[{,])[&*][A-Za-z0-9_-]+")
-_STEP_NUMBER: Final = re.compile(r"\bstep[\"']?[ \t]*:[ \t]*[\"']?(\d{1,9})")
-_WORD: Final = re.compile(r"[^\W\d_]{2,}")
 _BLANK: Final = " \t\r\n\f\v\ufeff"
+_COMMENT_HINT: Final = "a plan in a comment is never run: take the comment marks away"
 _FORMS_HINT: Final = "a plan is three lists model_id, subtasks, access_list, or a JSON or YAML list of step objects"
 
 
@@ -53,10 +54,11 @@ def parse_plan(text: str, options: ParseOptions) -> ParseResult:
         return _invalid(text, None, [*unsure, fault])
     if not found.blocks:
         return _invalid(text, None, _no_plan(text, found, options, cut_hint))
-    return _read_last(text, found.blocks, options, cut_hint)
+    return _read_last(text, found, options, cut_hint)
 
 
-def _read_last(text: str, blocks: list[Block], options: ParseOptions, cut_hint: str) -> ParseResult:
+def _read_last(text: str, found: Found, options: ParseOptions, cut_hint: str) -> ParseResult:
+    blocks = found.blocks
     workers = WorkerNames(options.workers)
     unsure = next((index for index, block in enumerate(blocks) if block.unsure), None)
     if unsure is not None and unsure < len(blocks) - 1:
@@ -65,10 +67,9 @@ def _read_last(text: str, blocks: list[Block], options: ParseOptions, cut_hint: 
         return _invalid(text, blocks[unsure].form, faults)
     block = blocks[-1]
     findings = block.findings
-    if len(blocks) > 1 and _is_torn(text, blocks[-2], block):
-        said = "other text stands between the steps, so this may be only the end of a plan"
-        findings.error("plan-interrupted", said, at=block.start, hint="write all steps together")
+    _check_whole(text, blocks, workers, findings)
     steps = _read_block(block, workers, options, cut_hint)
+    check_surroundings(text, found, block, findings)
     if steps is not None and not findings.faults:
         _check_count(block, steps, findings, options)
     if _was_cut(options) and not findings.faults:
@@ -82,6 +83,8 @@ def _read_last(text: str, blocks: list[Block], options: ParseOptions, cut_hint: 
         findings.note(
             "earlier-block-ignored", f"{ignored} earlier plan(s) in the text were ignored; the last one counts"
         )
+    if found.plan_in_comment:
+        findings.note("plan-in-comment", "a plan in a comment was passed over")
     if steps is None or findings.faults or block.form is None:
         return _invalid(text, block.form, findings.faults, findings.notes)
     notes = tuple(
@@ -90,17 +93,17 @@ def _read_last(text: str, blocks: list[Block], options: ParseOptions, cut_hint: 
     return ParseResult(Plan(steps, notes, block.form), block.form, notes, ())
 
 
-def _is_torn(text: str, before: Block, last: Block) -> bool:
-    """Whether the last steps look like the rest of those before, rather than like another plan.
-
-    They do when those could not be read, when no word stands between, or when these count on from a higher number.
-    """
-    step_forms = ("steps-yaml", "steps-json")
-    if last.form not in step_forms or before.form not in step_forms:
-        return False
-    number = _STEP_NUMBER.search(text, last.start, last.end)
-    counts_on = number is not None and int(number[1]) > 1
-    return bool(before.findings.faults) or counts_on or _WORD.search(text, before.end, last.start) is None
+def _check_whole(text: str, blocks: list[Block], workers: WorkerNames, findings: Findings) -> None:
+    """Record an error if the last block may be only a part of a plan, or the text of its last step."""
+    torn = torn_from(text, blocks, workers)
+    if torn is not None:
+        said = "other text stands between the steps, so this may be only the end of a plan"
+        findings.error("plan-interrupted", said, at=torn.start, hint="write all steps together")
+    cut_at = text_cut_at(text, blocks[-1])
+    if cut_at is not None:
+        said = "this line may belong to the instruction above it, whose indentation it lacks"
+        hint = "indent all lines of the text, or put the text in quotes or the plan in a fence"
+        findings.error("yaml-text-cut", said, at=cut_at, hint=hint)
 
 
 def _read_block(block: Block, workers: WorkerNames, options: ParseOptions, cut_hint: str) -> tuple[Step, ...] | None:
@@ -162,6 +165,8 @@ def _no_plan(text: str, found: Found, options: ParseOptions, cut_hint: str) -> l
         return refused
     if _was_cut(options):
         return [Fault("truncated", None, None, "the reply was cut before any plan", cut_hint)]
+    if found.plan_in_comment:
+        return [Fault("no-plan", None, None, "the text holds no plan outside of its comments", _COMMENT_HINT)]
     return [Fault("no-plan", None, None, "the text holds no plan in any known form", _FORMS_HINT)]
 
 

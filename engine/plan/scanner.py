@@ -22,7 +22,7 @@ from engine.plan.nodes import Mapping, Node, Sequence, Text, Word, WordKind
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
 _BLANK: Final = re.compile(r"[\s\ufeff]*")
 _WORD: Final = re.compile(r"[^,\[\]{}()\"“”\n\r]+")
-_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
 _NUMBER: Final = re.compile(r"[-+]?[.0-9][0-9a-zA-Z_.+-]*|[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
 _STRING_PREFIX: Final = re.compile("[rbuf]{1,2}['\u2018\u2019]", re.IGNORECASE)
 

@@ -3,7 +3,8 @@
 PyYAML's C parser gives events with offsets; they are read one by one, so a bomb is refused before it grows. What a
 plain word means is decided here: whole numbers are numbers, what YAML 1.1 readers would turn into something else is
 "ambiguous" (an error unless quoted), everything else is text. Backslashes are hidden from the parser and read by the
-same table as in the other forms. Folding of long lines is YAML's.
+same table as in the other forms, and so are the characters that only YAML 1.1 takes for line ends. Folding of long
+lines is YAML's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from engine.plan.nodes import Mapping, Node, Sequence, Text, Word, WordKind
 if TYPE_CHECKING:
     import yaml
 
-_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
+_LINE_ENDS_OF_YAML: Final = "\x85\u2028\u2029"  # YAML 1.1 folds a text at them, 1.2 and all other forms do not
 _AMBIGUOUS: Final = re.compile(
     r"""y|n|yes|no|true|false|on|off          # booleans of YAML 1.1
       | [-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?   # sexagesimal, 12:30
@@ -34,6 +36,7 @@ _AMBIGUOUS: Final = re.compile(
 )
 _COMMENT_BELOW: Final = re.compile(r"[ \t]*(?:\r?\n[ \t]*){0,8}?\r?\n([ \t]*)#")
 _LINE_INDENT: Final = re.compile(r"[ \t]*(?:-[ \t]+)?")
+_COMMENT_LINE: Final = re.compile(r"(?P<indent>[ \t]*)(?:(?P<mark>#)[^\n]*)?(?:\n|\Z|\r\n)")
 _COMMENT: Final = re.compile(r"[ \t]+#[^\n]*")
 
 
@@ -150,7 +153,9 @@ class YamlReader:
                 meaning.nul_count + lost.nul_count,
                 meaning.surrogate_count + lost.surrogate_count,
             )
-            return Text(CleanedText(meaning.text, nul_count, surrogate_count), start, end, event.style, tex_kept)
+            cleaned = CleanedText(meaning.text, nul_count, surrogate_count)
+            comment_at = self._comment_below_block(start, end) if event.style in "|>" else None
+            return Text(cleaned, start, end, event.style, tex_kept, comment_at)
         kind = plain_kind(written)
         if kind != "name":
             return Word(written, start, end, kind)
@@ -159,6 +164,22 @@ class YamlReader:
         if comment_at is None:
             comment_at = self._comment_below(start, end)
         return Text(CleanedText(written, lost.nul_count, lost.surrogate_count), start, end, "", (), comment_at)
+
+    def _comment_below_block(self, start: int, end: int) -> int | None:
+        """Where a comment begins below a block text that is indented otherwise than the text's key, if there is one.
+
+        It may be a heading or a line of code of the text that lost its indentation. One under the key belongs to the
+        next key.
+        """
+        line = self._text.rfind("\n", 0, start) + 1
+        indent = _LINE_INDENT.match(self._text, line)
+        width = 0 if indent is None else len(indent[0])
+        at = self._text.rfind("\n", start, end) + 1 if "\n" in self._text[start:end] else end
+        while (comment := _COMMENT_LINE.match(self._text, at)) is not None and comment.end() > at:
+            if comment["mark"] is not None and len(comment["indent"]) != width:
+                return comment.start("mark")
+            at = comment.end()
+        return None
 
     def _comment_below(self, start: int, end: int) -> int | None:
         """Where a comment begins that is indented like the next line of the text above it, if there is one.
@@ -213,22 +234,28 @@ class YamlReader:
 class _HiddenBackslashes:
     r"""A text for the YAML parser with its backslashes, and a quote or backslash after them, under other characters.
 
-    So the parser can neither fail on ``\s`` nor turn ``\f`` into a form feed; all offsets stay the same. NUL and lone
+    So the parser can neither fail on ``\s`` nor turn ``\f`` into a form feed nor fold a text at U+0085; all offsets
+    stay the same. NUL and lone
     surrogates, which it cannot read, are replaced on the way.
     """
 
     def __init__(self, text: str) -> None:
         self.masked = clean_text(text).text
         self._back: dict[int, str] = {}
-        if "\\" not in text:
-            return
         used = set(text)
+        if used.isdisjoint("\\" + _LINE_ENDS_OF_YAML):
+            return
         private = chain(range(0xE000, 0xF8FF), range(0x10000, 0x10FFFE))
         # Using them all up takes 4 MB of text, which the size limit refuses.
-        backslash, quote, second = islice((chr(code) for code in private if chr(code) not in used), 3)
+        free = (chr(code) for code in private if chr(code) not in used)
+        for mark in _LINE_ENDS_OF_YAML:
+            stand_in = next(free)
+            self.masked = self.masked.replace(mark, stand_in)
+            self._back[ord(stand_in)] = mark
+        backslash, quote, second = islice(free, 3)
         pairs = {'\\"': backslash + quote, "\\\\": backslash + second, "\\": backslash}
         self.masked = re.sub(r'\\["\\]?', lambda match: pairs[match[0]], self.masked)
-        self._back = {ord(backslash): "\\", ord(quote): '"', ord(second): "\\"}
+        self._back |= {ord(backslash): "\\", ord(quote): '"', ord(second): "\\"}
 
     def restore(self, value: str) -> str:
         """Put the backslashes back into a value that the parser gave."""

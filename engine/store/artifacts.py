@@ -29,10 +29,14 @@ INSERT = """
 # All that the prompt of a step is made of: the task, its own subtask, subtask and output of each step it may read.
 READ_STEP_TEXTS = """
     WITH own AS (
-        SELECT id, reads FROM steps WHERE run_id = %(run_id)s AND round = %(round)s AND position = %(position)s
+        SELECT id, reads, reads_all FROM steps
+        WHERE run_id = %(run_id)s AND round = %(round)s AND position = %(position)s
     ), seen AS (
         SELECT steps.id, steps.accepted_attempt_id FROM steps, own
-        WHERE steps.run_id = %(run_id)s AND steps.round = %(round)s AND steps.position = ANY(own.reads)
+        WHERE steps.run_id = %(run_id)s AND (
+            (steps.round = %(round)s AND steps.position = ANY(own.reads))
+            OR (steps.round = %(round)s - 1 AND own.reads_all)
+        )
     ), wanted (owner_id, kind) AS (
         SELECT %(run_id)s::uuid, 'task'
         UNION ALL SELECT id, 'subtask' FROM own

@@ -1,13 +1,13 @@
-"""Open and Close: the two transactions around a model call.
+"""Open: the transaction before a model call, after which it is durable that a call may happen.
 
-After Open it is durable that a call may happen; after Close it is durable what came of it. Both may be repeated with
-the same attempt id and then find their first result. An attempt that lost its fence is recorded and never accepted.
+It decides whether anything is called at all. May be repeated with the same attempt id and then finds its first result.
+See `engine.store.closing` for Close.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal
@@ -16,16 +16,21 @@ from uuid import UUID
 from engine.errors import BugError
 from engine.store import queries
 from engine.store.artifacts import ArtifactDraft
+from engine.store.budgets import Need, reservation, shortfall
 from engine.store.database import Database
-from engine.store.exchange import Connection
-from engine.store.run_writer import AttemptResult, RunWriter, lock_run, storable, usd
+from engine.store.exchange import Connection, exchange
+from engine.store.ids import plan_id
+from engine.store.run_writer import AttemptResult, RunWriter, lock_run, usd
 from engine.store.states import RUN_ENDED, STEP_HAS_OUTPUT, STEP_LIVE
+from engine.store.waiting import BUDGET, OPERATOR, show_held
 
 # Tries that ended through no fault of the model or the step do not count against attempts_max.
 PLAN_INVALID = "plan-invalid"
+# What ends a child whose parent, or a run above that, is about to fail.
+PARENT_FAILED = "parent-failed"
 UNCOUNTED_CODES = frozenset({"worker-shutdown", PLAN_INVALID})
 
-Verdict = Literal["call", "done", "held", "cancelled", "failed", "superseded", "retry"]
+Verdict = Literal["call", "done", "held", "cancelled", "failed", "superseded", "retry", "moved"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,6 +52,26 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Substitute:
+    """The worker that takes a failed step over: its name, the model's name and the pool's queue."""
+
+    worker: str
+    model: str
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailurePolicy:
+    """What becomes of a step that failed for good: a substitute takes over, or it waits, or it fails."""
+
+    substitute: Substitute | None = None
+    wait: bool = False
+
+
+FAIL = FailurePolicy()
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """What Open needs. ``manifest`` renders the prompt again; ``prompt_commitment`` is its salted HMAC (32 bytes).
 
@@ -63,7 +88,9 @@ class Opening:
     attempts_max: int
     process_id: UUID | None = None
     reserve_usd: Decimal | None = None
+    reserve_tokens: int | None = None
     invalid_plans_max: int | None = None
+    on_failure: FailurePolicy = FAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +114,18 @@ async def open_attempt(database: Database, opening: Opening) -> Ruling:
         writer, (owners, attempts, ancestors) = await lock_run(
             connection,
             place.run_id,
-            _read_owner(place),
+            read_owner(place),
             (queries.READ_ATTEMPTS, (place.run_id, place.round, place.position)),
             (queries.READ_ANCESTORS, (place.run_id,)),
         )
-        owner = _only(owners)
+        owner = owners[0] if owners else await _new_round(connection, writer, place)
         ruling = _refusal(writer, owner, attempts, ancestors, opening)
         if ruling is None:
             ruling = _open(writer, owner, attempts, opening)
+        if ruling.verdict == "held":
+            # That it was asked is a sign of life: it does not wait for a worker.
+            writer.mark_seen(opening.fence.execution)
+            await show_held(connection, writer, (place.round, place.position), ruling.code)
         await writer.commit()
         # With the verdict "call" it is durable from here on that a call may happen.
         return ruling
@@ -102,7 +133,23 @@ async def open_attempt(database: Database, opening: Opening) -> Ruling:
     return await database.write(work)
 
 
-def _refusal(
+async def _new_round(connection: Connection, writer: RunWriter, place: Place) -> dict[str, Any]:
+    """The plan row of a later round, which its first planning call brings with it.
+
+    What Temporal asks for is not believed: the round before must have been answered, and the run may have this round.
+    """
+    if place.position is not None or place.round != writer.run["round"] + 1:
+        raise BugError("step-unknown", "there is no such step or round in this run")
+    (steps,) = await exchange(connection, [(queries.READ_STEPS, (place.run_id, place.round - 1))])
+    if place.round >= writer.run["rounds_max"] or not steps or steps[-1]["state"] not in STEP_HAS_OUTPUT:
+        raise BugError("round-unexpected", "a round was planned that this run does not have")
+    writer.statement(queries.INSERT_PLAN_ROW, (plan_id(place.run_id, place.round), place.run_id, place.round))
+    writer.statement(queries.SET_ROUND, (place.round, place.run_id))
+    fence = {"fence_execution": 0, "fence_dispatch": 0, "fence_attempt": 0}
+    return {"run_id": place.run_id, "round": place.round, "accepted_at": None, **fence}
+
+
+def _refusal(  # noqa: PLR0911  # one return for each reason
     writer: RunWriter,
     owner: dict[str, Any],
     attempts: Sequence[dict[str, Any]],
@@ -114,25 +161,33 @@ def _refusal(
         return Ruling("superseded", "execution-superseded")
     accepted = next((attempt for attempt in attempts if attempt["accepted"]), None)
     if accepted is not None or owner.get("state") in STEP_HAS_OUTPUT or owner.get("accepted_at") is not None:
-        return _done(owner, accepted)
+        return done_before(owner, accepted)
     if owner.get("state") == "skipped":
         # Nothing to call and nothing to wait for; no other step is shown an output of it.
         return Ruling("done", "skipped")
+    if owner.get("worker", opening.worker) != opening.worker:
+        # Somebody else has taken the step over since its inputs were read.
+        return Ruling("moved")
     mine = next((attempt for attempt in attempts if attempt["id"] == opening.attempt_id), None)
     if mine is not None:
         # Open was repeated after its COMMIT was lost: the call may go on only if nobody took over since.
         return Ruling("call") if mine["state"] == "sent" else Ruling("superseded", "attempt-superseded")
-    if opening.fence <= _fence(owner):
+    if opening.fence <= fence_held(owner):
         return Ruling("superseded", "fence-lost")
-    return _standing_order(writer, owner, ancestors)
+    return standing_order(writer, owner, ancestors)
 
 
-def _standing_order(writer: RunWriter, owner: dict[str, Any], ancestors: Sequence[dict[str, Any]]) -> Ruling | None:
+def standing_order(  # noqa: PLR0911  # one return for each reason
+    writer: RunWriter, owner: dict[str, Any], ancestors: Sequence[dict[str, Any]]
+) -> Ruling | None:
+    """Why an order, a deadline or a wait lets nothing begin, or None. ``owner`` is the step or the round's plan."""
     chain = (writer.run, *ancestors)
     if any(run["state"] in RUN_ENDED for run in chain):
         return Ruling("cancelled", "run-ended")
     if any(run["cancel_requested_at"] is not None for run in chain):
         return Ruling("cancelled", "cancelled")
+    if any(run["failing"] for run in ancestors):
+        return Ruling("cancelled", PARENT_FAILED)
     if any(_passed(run["deadline_at"], writer.now) for run in chain):
         if owner.get("state") in STEP_LIVE:
             writer.set_step_state(owner, "failed", "deadline-exceeded")
@@ -141,6 +196,8 @@ def _standing_order(writer: RunWriter, owner: dict[str, Any], ancestors: Sequenc
         return Ruling("held", "paused")
     if owner.get("state") == "failed":
         return Ruling("failed", owner["reason"])
+    if owner.get("state") == "waiting" and owner["reason"] == OPERATOR:
+        return Ruling("held", OPERATOR)
     return None
 
 
@@ -153,10 +210,14 @@ def _open(writer: RunWriter, owner: dict[str, Any], attempts: Sequence[dict[str,
     if opening.invalid_plans_max is not None and invalid_plans(attempts, fence.execution) >= opening.invalid_plans_max:
         # The worker died after it had written down the last of them and before it could report it.
         return Ruling("failed", PLAN_INVALID)
-    if counted_attempts(attempts, fence.execution) >= opening.attempts_max:
-        if place.position is not None:
-            writer.set_step_state(owner, "failed", "attempts-exhausted")
-        return Ruling("failed", "attempts-exhausted")
+    if counted_attempts(attempts, fence.execution, owner) >= opening.attempts_max:
+        return fail_step(writer, owner, place, opening.on_failure, "attempts-exhausted", number=len(attempts))
+    need = Need(usd(opening.reserve_usd), opening.reserve_tokens)
+    if writer.budgets:
+        short = shortfall(writer.budgets, need)
+        if short is not None:
+            return _hold_for_budget(writer, owner, place, short)
+        writer.statement(*reservation(writer.budgets, need))
     number = len(attempts) + 1
     writer.statement(
         queries.INSERT_ATTEMPT,
@@ -174,7 +235,8 @@ def _open(writer: RunWriter, owner: dict[str, Any], attempts: Sequence[dict[str,
             "model": opening.model,
             "process_id": opening.process_id,
             "prompt_commitment": opening.prompt_commitment,
-            "reserved_usd": opening.reserve_usd,
+            "reserved_usd": usd(opening.reserve_usd),
+            "reserved_tokens": opening.reserve_tokens,
             "now": writer.now,
         },
     )
@@ -192,10 +254,52 @@ def _open(writer: RunWriter, owner: dict[str, Any], attempts: Sequence[dict[str,
         model=opening.model,
         fence=[fence.execution, fence.dispatch, fence.attempt],
         prompt=opening.prompt_commitment.hex(),
+        reserved=None if not writer.budgets else {"usd": _said(need.usd), "tokens": need.tokens},
         artifacts=writer.artifacts([opening.manifest]),
         moved=moved,
     )
     return Ruling("call")
+
+
+def _hold_for_budget(writer: RunWriter, owner: dict[str, Any], place: Place, unit: str) -> Ruling:
+    """Shows that the next call could break a budget; whoever raises it, or a call that ends cheaper, lets it go on."""
+    code = f"{BUDGET}-{unit}"
+    if place.position is not None:
+        writer.set_step_state(owner, "waiting", code)
+    return Ruling("held", code)
+
+
+def fail_step(
+    writer: RunWriter, step: dict[str, Any], place: Place, policy: FailurePolicy, code: str, *, number: int
+) -> Ruling:
+    """Ends a step that failed for good by its pool's policy, outside of an attempt's own entry."""
+    if place.position is None:
+        return Ruling("failed", code)
+    if policy.substitute is not None:
+        substitute(writer, step, policy.substitute, number=number)
+        return Ruling("moved", code)
+    if policy.wait:
+        writer.set_step_state(step, "waiting", OPERATOR)
+        return Ruling("held", OPERATOR)
+    writer.set_step_state(step, "failed", code)
+    return Ruling("failed", code)
+
+
+def substitute(writer: RunWriter, step: Mapping[str, Any], by: Substitute, *, number: int) -> None:
+    """Gives a step to another worker. ``number`` is the last attempt that does not count against it."""
+    values = {"worker": by.worker, "model": by.model, "queue": by.queue, "attempts_base": number}
+    where = {"run_id": writer.run_id, "round": step["round"], "position": step["position"]}
+    writer.statement(queries.SUBSTITUTE_STEP, {**values, **where})
+    writer.entry(
+        "step.substituted",
+        round=step["round"],
+        step=step["position"],
+        worker=by.worker,
+        model=by.model,
+        old_worker=step["worker"],
+        attempts_base=number,
+        moved={"state": "pending", "reason": None, "old": step["state"]},
+    )
 
 
 def _take_over(writer: RunWriter, owner: dict[str, Any], place: Place, fence: Fence) -> dict[str, Any] | None:
@@ -210,114 +314,12 @@ def _take_over(writer: RunWriter, owner: dict[str, Any], place: Place, fence: Fe
     return {"state": "running", "reason": None, "old": owner["state"]}
 
 
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """What Close needs. ``retry`` says whether a failure is worth another try; ``ends_run`` is the workflow's wish."""
-
-    place: Place
-    attempt_id: UUID
-    result: AttemptResult
-    drafts: Sequence[ArtifactDraft] = ()
-    retry: bool = False
-    attempts_max: int = 1
-    ends_run: bool = False
-
-
-async def close_step_attempt(database: Database, closing: Closing) -> Ruling:
-    """Records how a step's attempt ended and accepts its output if it still holds the fence.
-
-    Verdicts: ``done`` (accepted now or before), ``retry``, ``failed``, ``cancelled``, ``superseded``.
-    """
-
-    async def work(connection: Connection) -> Ruling:
-        place = closing.place
-        writer, (owners, attempts, unfinished) = await lock_run(
-            connection,
-            place.run_id,
-            _read_owner(place),
-            (queries.READ_ATTEMPTS, (place.run_id, place.round, place.position)),
-            (queries.READ_UNFINISHED, (place.run_id, place.round)),
-        )
-        step = _only(owners)
-        attempt = find_attempt(attempts, closing.attempt_id)
-        if already_closed(attempt, closing):
-            return _recorded(writer, step, attempt)
-        if not holds_fence(step, attempt) or step["state"] not in STEP_LIVE:
-            supersede(writer, attempt, closing)
-            await writer.commit()
-            return Ruling("superseded", "fence-lost")
-        others = {row["position"] for row in unfinished} - {place.position}
-        ruling = _close_step(writer, step, attempts, attempt, closing, is_sole=not others)
-        await writer.commit()
-        # Now it is durable what came of the call; whoever repeats this finds it.
-        return ruling
-
-    return await database.write(work)
-
-
-def _close_step(
-    writer: RunWriter,
-    step: dict[str, Any],
-    attempts: Sequence[dict[str, Any]],
-    attempt: dict[str, Any],
-    closing: Closing,
-    *,
-    is_sole: bool,
-) -> Ruling:
-    accepted = closing.result.state == "succeeded"
-    result = storable(replace(closing.result, accepted=accepted))
-    ruling = Ruling(
-        "failed",
-        result.error_code,
-        attempt_id=closing.attempt_id,
-        input_tokens=result.input_tokens,
-        output_tokens=result.output_tokens,
-        cost_usd=result.cost_usd,
-    )
-    committed = writer.artifacts(closing.drafts)
-    if accepted:
-        writer.close_attempt(attempt, result, committed, step=step, step_state="succeeded")
-        # The workflow only wishes; that no other step is left is for the record to say.
-        ends = closing.ends_run and is_sole and writer.run["state"] not in RUN_ENDED
-        if ends:
-            writer.set_run_state("succeeded")
-        return replace(ruling, verdict="done", run_ended=ends)
-    if result.state == "cancelled":
-        writer.close_attempt(attempt, result, committed)
-        return replace(ruling, verdict="cancelled")
-    closed = [
-        {**other, "error_code": result.error_code} if other["id"] == closing.attempt_id else other for other in attempts
-    ]
-    if closing.retry and counted_attempts(closed, attempt["execution"]) < closing.attempts_max:
-        writer.close_attempt(attempt, result, committed)
-        return replace(ruling, verdict="retry")
-    writer.close_attempt(attempt, result, committed, step=step, step_state="failed")
-    return ruling
-
-
-def _recorded(writer: RunWriter, step: dict[str, Any], attempt: dict[str, Any]) -> Ruling:
-    """The first result of a Close that was repeated because its COMMIT got no answer."""
-    if attempt["accepted"]:
-        return replace(_done(step, attempt), run_ended=writer.run["state"] == "succeeded")
-    if attempt["state"] == "superseded" or _fence_of(attempt) != _fence(step):
-        return Ruling("superseded", "fence-lost")
-    ruling = Ruling(
-        "retry",
-        attempt["error_code"],
-        attempt_id=attempt["id"],
-        input_tokens=attempt["input_tokens"],
-        output_tokens=attempt["output_tokens"],
-        cost_usd=usd(attempt["cost_usd"]),
-    )
-    if attempt["state"] == "cancelled":
-        return replace(ruling, verdict="cancelled")
-    return replace(ruling, verdict="failed") if step["state"] == "failed" else ruling
-
-
-def counted_attempts(attempts: Sequence[dict[str, Any]], execution: int) -> int:
-    """How many tries of an execution count against ``attempts_max``."""
+def counted_attempts(attempts: Sequence[dict[str, Any]], execution: int, owner: Mapping[str, Any]) -> int:
+    """How many tries of an execution count against ``attempts_max``. ``owner`` is the step or the round's plan."""
+    base = owner.get("attempts_base", 0)
     return sum(
-        attempt["execution"] == execution and attempt["error_code"] not in UNCOUNTED_CODES for attempt in attempts
+        attempt["execution"] == execution and attempt["number"] > base and attempt["error_code"] not in UNCOUNTED_CODES
+        for attempt in attempts
     )
 
 
@@ -326,57 +328,32 @@ def invalid_plans(attempts: Sequence[dict[str, Any]], execution: int) -> int:
     return sum(attempt["execution"] == execution and attempt["error_code"] == PLAN_INVALID for attempt in attempts)
 
 
-def find_attempt(attempts: Sequence[dict[str, Any]], attempt_id: UUID) -> dict[str, Any]:
-    """The attempt's row; raises BugError if Open never wrote it."""
-    for attempt in attempts:
-        if attempt["id"] == attempt_id:
-            return attempt
-    raise BugError("attempt-unknown", "an attempt was closed that had not been opened")
-
-
-def already_closed(attempt: dict[str, Any], closing: Closing) -> bool:
-    """Whether this Close has had its say before.
-
-    An attempt that was given up as unknown has not reported yet, unless the report is that nothing is known.
-    """
-    if attempt["state"] == "unknown":
-        return closing.result.state == "unknown"
-    return bool(attempt["state"] != "sent")
-
-
-def holds_fence(owner: dict[str, Any], attempt: dict[str, Any]) -> bool:
-    """Whether no newer try of this step or plan has been opened, and this one was not given up."""
-    return attempt["state"] == "sent" and _fence_of(attempt) == _fence(owner)
-
-
-def supersede(writer: RunWriter, attempt: dict[str, Any], closing: Closing) -> None:
-    """Records a late zombie: its output is kept, its cost is counted, nothing of it is accepted."""
-    result = storable(closing.result)
-    late = replace(result, state="superseded", error_code=result.error_code or "fence-lost", accepted=False)
-    writer.close_attempt(attempt, late, writer.artifacts(closing.drafts))
-
-
-def _read_owner(place: Place) -> tuple[Any, tuple[Any, ...]]:
+def read_owner(place: Place) -> tuple[Any, tuple[Any, ...]]:
+    """The query for what an attempt belongs to: the step, or the plan of a round."""
     if place.position is None:
         return queries.READ_PLAN, (place.run_id, place.round)
     return queries.READ_STEP, (place.run_id, place.round, place.position)
 
 
-def _only(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def only_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The one row; raises BugError where there is none."""
     if len(rows) != 1:
         raise BugError("step-unknown", "there is no such step or round in this run")
     return rows[0]
 
 
-def _fence(owner: dict[str, Any]) -> Fence:
+def fence_held(owner: dict[str, Any]) -> Fence:
+    """The newest try that was opened for a step or a round's plan."""
     return Fence(owner["fence_execution"], owner["fence_dispatch"], owner["fence_attempt"])
 
 
-def _fence_of(attempt: dict[str, Any]) -> Fence:
+def fence_of(attempt: dict[str, Any]) -> Fence:
+    """The try that an attempt was."""
     return Fence(attempt["execution"], attempt["dispatch"], attempt["temporal_attempt"])
 
 
-def _done(owner: dict[str, Any], accepted: dict[str, Any] | None) -> Ruling:
+def done_before(owner: dict[str, Any], accepted: dict[str, Any] | None) -> Ruling:
+    """The verdict for what is paid already, with its numbers if the attempt is this run's own."""
     if accepted is None:
         return Ruling("done", attempt_id=owner["accepted_attempt_id"])
     return Ruling(
@@ -386,6 +363,10 @@ def _done(owner: dict[str, Any], accepted: dict[str, Any] | None) -> Ruling:
         output_tokens=accepted["output_tokens"],
         cost_usd=usd(accepted["cost_usd"]),
     )
+
+
+def _said(amount: Decimal | None) -> str | None:
+    return None if amount is None else format(amount, "f")
 
 
 def _passed(deadline: datetime | None, now: datetime) -> bool:

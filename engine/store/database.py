@@ -23,7 +23,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from engine.errors import UnavailableError
-from engine.store.exchange import Connection, Params, Row, exchange
+from engine.store.exchange import Connection, Params, Row, allow_preparing, exchange
 
 Result = TypeVar("Result")
 
@@ -37,8 +37,13 @@ FULL_FOR_S = 10.0
 PAUSE_FIRST_S = 0.02
 PAUSE_MAX_S = 2.0
 # Serialization failure, deadlock, lock timeout, read-only after a failover, ended while idle in a transaction or for
-# the length of one (our own event loop stood still), ledger head moved, a prepared statement whose table has changed.
-_REPEATABLE = {"0A000", "40001", "40P01", "55P03", "25006", "25P03", "25P04", "PD001"}
+# the length of one (our own event loop stood still), ledger head moved.
+_CONFLICTS = {"40001", "40P01", "55P03", "25006", "25P03", "25P04", "PD001"}
+# A prepared statement whose table has changed, that is gone, or that somebody else prepared: not used again by then.
+_STALE = {"0A000", "26000", "42P05"}
+_REPEATABLE = _CONFLICTS | _STALE
+# A table or a column that is not there: the schema was changed under us, or the statement is wrong.
+_MISFIT = {"42P01", "42703"}
 # Connection, operator intervention (restart, crash recovery, idle sessions), resources (connections, memory, disk).
 _AWAY_CLASSES = ("08", "57P", "53")
 _DISK_FULL = "53100"
@@ -54,6 +59,8 @@ class Database:
         self.url = url
         self._was_reached = False
         self._full_at: float | None = None
+        # Whether a pooler stands between us and the server; None before the first connection.
+        self.is_pooled: bool | None = None
         self._unwanted: set[asyncio.Task[Connection]] = set()
         self.engine: AsyncEngine = create_async_engine(
             url,
@@ -64,7 +71,7 @@ class Database:
             # Whatever default the server or the role has.
             isolation_level="READ COMMITTED",
             # Named prepared statements break behind a pooler in transaction mode, so SQLAlchemy's queries use none;
-            # `exchange` uses some, on direct sockets only.
+            # `exchange` uses some, where `_prepare_session` finds that no pooler stands between.
             connect_args={
                 "prepare_threshold": None,
                 "connect_timeout": 10,
@@ -73,7 +80,7 @@ class Database:
                 **_KEEPALIVE,
             },
         )
-        event.listen(self.engine.sync_engine, "connect", _prepare_session)
+        event.listen(self.engine.sync_engine, "connect", self._prepare_session)
         event.listen(self.engine.sync_engine, "checkout", _refuse_dead)
 
     @property
@@ -101,6 +108,25 @@ class Database:
         self._was_reached = True
         return made
 
+    def _prepare_session(self, connection: Any, _record: object) -> None:
+        """Makes times come back in UTC and readable, whatever the server, the role or the environment says.
+
+        Finds out, in the same round trip, whether a pooler stands between; on a direct socket statements are prepared.
+        """
+        connection.autocommit = True
+        cursor = connection.cursor()
+        cursor.execute(
+            "SELECT pg_backend_pid(), set_config('timezone', 'UTC', false), set_config('datestyle', 'ISO', false)"
+        )
+        (backend_pid, *_) = cursor.fetchone()
+        cursor.close()
+        connection.autocommit = False
+        raw = connection.driver_connection
+        self.is_pooled = is_pooled(raw, backend_pid)
+        # Over TCP something unknown may stand between all the same, and there is no gain worth the doubt.
+        if not self.is_pooled and raw.info.host.startswith("/"):
+            allow_preparing(raw)
+
     def _close_unwanted(self, making: asyncio.Task[Connection]) -> None:
         self._unwanted.discard(making)
         if not making.cancelled() and making.exception() is None:
@@ -116,6 +142,7 @@ class Database:
         except (DBAPIError, psycopg.Error, PoolTimeoutError) as error:
             if _is_away(error):
                 raise _away(error) from None
+            await self._refuse_misfit(error)
             raise
 
     async def fetch(self, *statements: tuple[str, Params]) -> list[list[Row]]:
@@ -139,6 +166,9 @@ class Database:
         except UnavailableError:
             if not self._was_reached:
                 raise
+        except psycopg.Error as error:
+            if error.sqlstate not in _STALE:
+                raise
         async with self.read() as connection:
             return await work(connection)
 
@@ -156,6 +186,7 @@ class Database:
                 result = await self._write_once(work)
             except (DBAPIError, psycopg.Error, PoolTimeoutError) as error:
                 if not (_sqlstate(error) in _REPEATABLE or _is_away(error)):
+                    await self._refuse_misfit(error)
                     raise
                 self._note_space(full=_sqlstate(error) == _DISK_FULL)
                 deadline_s = WRITE_DEADLINE_S if self._was_reached else FIRST_CONTACT_DEADLINE_S
@@ -167,6 +198,23 @@ class Database:
             # Full jitter, so that writers who met do not meet again.
             await asyncio.sleep(random.uniform(0, pause_s))  # noqa: S311  # not a secret
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
+
+    async def _refuse_misfit(self, error: BaseException) -> None:
+        """Raises UnavailableError if the schema is no longer the one that this program knows; else it is our bug.
+
+        A worker whose schema was taken away must not fail runs: they wait for one that fits.
+        """
+        if _sqlstate(error) not in _MISFIT:
+            return
+        from engine.store.schema import schema_version  # noqa: PLC0415  # it needs this module, and Alembic is slow
+
+        if (await asyncio.to_thread(schema_version, self.url)).standing != "current":
+            _log.warning("schema-mismatch: the database's schema was changed under this program")
+            raise UnavailableError(
+                "schema-mismatch",
+                "the database's schema was changed and no longer fits this program",
+                hint="`podium doctor` names both versions; use the program that knows this schema",
+            ) from None
 
     def _note_space(self, *, full: bool) -> None:
         if full and not self.is_full:
@@ -212,13 +260,12 @@ async def _discard(pooled: AsyncConnection, raw: Connection) -> None:
     await pooled.invalidate()
 
 
-def _prepare_session(connection: Any, _record: object) -> None:
-    """Makes times come back in UTC and readable, whatever the server, the role or the environment says."""
-    connection.autocommit = True
-    cursor = connection.cursor()
-    cursor.execute("SELECT set_config('timezone', 'UTC', false), set_config('datestyle', 'ISO', false)")
-    cursor.close()
-    connection.autocommit = False
+def is_pooled(raw: Connection, backend_pid: int) -> bool:
+    """Whether a pooler (PgBouncer and its like) stands between; ``backend_pid`` is what the server says of itself.
+
+    A pooler that shares sessions must hand out ids of its own: by its id a query is cancelled, wherever it runs.
+    """
+    return raw.info.backend_pid != backend_pid
 
 
 def _refuse_dead(connection: Any, _record: object, _proxy: object) -> None:

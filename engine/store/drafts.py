@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from engine.graph import PlanGraph
-from engine.plan import Plan, PlanError, PlanNote
+from engine.plan import Form, Plan, PlanError, PlanNote
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class RejectedPlan:
     raw: bytes
     notes: Sequence[PlanNote]
     errors: Sequence[PlanError]
+    form: Form | None = None
 
 
 def left_out(draft: PlanDraft) -> tuple[int, ...]:

@@ -29,6 +29,8 @@ Row = dict[str, Any]
 # Parsing and planning is most of what the server does for a short statement, so each is prepared once a session.
 # The kinds of statements are few; this bounds what a mistake could pile up in the server.
 PREPARED_MAX = 200
+# The name is not there, or is there already: somebody else uses or empties this session.
+_NOT_OURS = {"26000", "42P05"}
 _PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?s")
 
 
@@ -42,7 +44,7 @@ async def exchange(connection: Connection, statements: Sequence[tuple[str, Param
         pgconn = connection.pgconn
         transformer = Transformer(connection)
         # All values are converted before the first is sent: one that cannot be leaves the connection as it was.
-        session = _session(connection)
+        session = _sessions.get(connection)
         try:
             sends = [_sends(session, pgconn, transformer, sql, params) for sql, params in statements]
         except BaseException:
@@ -60,7 +62,10 @@ async def exchange(connection: Connection, statements: Sequence[tuple[str, Param
             if result.status == ExecStatus.FATAL_ERROR:
                 # What this packet was to prepare may not be there now, or (0A000) no longer fit a changed table.
                 _forget(session)
-                raise error_from_result(result)
+                error = error_from_result(result)
+                if error.sqlstate in _NOT_OURS:
+                    _sessions.pop(connection, None)
+                raise error
         # The answer to a preparation says nothing; the statement's own comes right behind it.
         answers = iter(results)
         return [_rows(transformer, list(islice(answers, len(messages)))[-1]) for messages in sends]
@@ -77,17 +82,15 @@ class _Session:
 _sessions: WeakKeyDictionary[Connection, _Session] = WeakKeyDictionary()
 
 
+def allow_preparing(connection: Connection) -> None:
+    """Lets statements be prepared on a connection. For one that keeps its server process: no pooler stands between."""
+    _sessions[connection] = _Session()
+
+
 def _forget(session: _Session | None) -> None:
     """Prepares everything anew, under new names: the old ones may or may not exist."""
     if session is not None:
         session.names.clear()
-
-
-def _session(connection: Connection) -> _Session | None:
-    """Where statements may be prepared: on a direct socket. Over TCP there may be a pooler that mixes sessions."""
-    if not connection.info.host.startswith("/"):
-        return None
-    return _sessions.setdefault(connection, _Session())
 
 
 def _sends(

@@ -12,13 +12,14 @@ from engine.errors import BugError
 from engine.store.artifacts import READ_STEP_TEXTS, joined, read_contents
 from engine.store.database import Database
 from engine.store.ids import artifact_id, plan_id
+from engine.store.states import STEP_LIVE
 from engine.store.tables import Attempt, Plan, PoolSnapshot, Run, Step
 
 _READ_STEPS = """
-    SELECT steps.id, steps.position, steps.worker, steps.reads, steps.state, steps.accepted_attempt_id,
-           runs.tenant_id, runs.pool_digest
+    SELECT steps.id, steps.round, steps.position, steps.worker, steps.planned_worker, steps.reads, steps.reads_all,
+           steps.state, steps.accepted_attempt_id, runs.tenant_id, runs.pool_digest
     FROM steps JOIN runs ON runs.id = steps.run_id
-    WHERE steps.run_id = %s AND steps.round = %s
+    WHERE steps.run_id = %(run_id)s AND steps.round IN (%(round)s, %(round)s - 1)
     ORDER BY steps.position
 """
 
@@ -33,11 +34,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class VisibleStep:
-    """An earlier step that a worker may read: its position, what it was asked, what it answered."""
+    """An earlier step that a worker may read: its position, what it was asked, what it answered.
+
+    ``earlier_round`` is set for a step of the round before, which "all" opens in a later round.
+    """
 
     position: int
     subtask: Part
     output: Part
+    earlier_round: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,10 @@ class StepInputs:
     task: Part
     subtask: Part
     visible: tuple[VisibleStep, ...]
+    # The plan's worker, where a substitute has taken its place.
+    planned_worker: str | None = None
+    # Whether it is over: nothing will be called, whatever is missing for a call.
+    is_settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,14 @@ class FailedPlanning:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishedRound:
+    """The round before: its plan in canonical form, and the answer that came of it."""
+
+    plan: Part
+    answer: Part
+
+
+@dataclass(frozen=True, slots=True)
 class PlanInputs:
     """What the prompt of a planning call is made of; ``failed`` in order of the calls."""
 
@@ -73,18 +90,22 @@ class PlanInputs:
     planned: bool
     task: Part
     failed: tuple[FailedPlanning, ...]
+    depth: int = 0
+    previous: FinishedRound | None = None
 
 
 async def read_step_inputs(database: Database, run_id: UUID, round_number: int, position: int) -> StepInputs:
     """Reads a step's inputs; raises BugError if the step does not exist or an output that it needs is missing."""
-    rows, texts = await database.fetch(
-        (_READ_STEPS, (run_id, round_number)),
+    found, texts = await database.fetch(
+        (_READ_STEPS, {"run_id": run_id, "round": round_number}),
         (READ_STEP_TEXTS, {"run_id": run_id, "round": round_number, "position": position}),
     )
+    rows = [row for row in found if row["round"] == round_number]
     if not 0 <= position < len(rows):
         raise BugError("step-unknown", "there is no such step in this run")
     own = rows[position]
-    sources = [rows[source] for source in own["reads"] if rows[source]["state"] != "skipped"]
+    earlier = [row for row in found if row["round"] != round_number] if own["reads_all"] else []
+    sources = [row for row in (*earlier, *(rows[source] for source in own["reads"])) if row["state"] != "skipped"]
     contents = joined(texts)
 
     def part(owner: UUID | None, kind: str) -> Part:
@@ -97,12 +118,19 @@ async def read_step_inputs(database: Database, run_id: UUID, round_number: int, 
         tenant_id=own["tenant_id"],
         pool_digest=own["pool_digest"],
         worker=own["worker"],
+        planned_worker=own["planned_worker"],
         step_id=own["id"],
+        is_settled=own["state"] not in STEP_LIVE,
         is_last=position == len(rows) - 1,
         task=part(run_id, "task"),
         subtask=part(own["id"], "subtask"),
         visible=tuple(
-            VisibleStep(row["position"], part(row["id"], "subtask"), part(row["accepted_attempt_id"], "output"))
+            VisibleStep(
+                row["position"],
+                part(row["id"], "subtask"),
+                part(row["accepted_attempt_id"], "output"),
+                None if row["round"] == round_number else row["round"],
+            )
             for row in sources
         ),
     )
@@ -113,9 +141,10 @@ async def read_plan_inputs(database: Database, run_id: UUID, round_number: int) 
     async with database.read() as connection:
         run = (
             await connection.execute(
-                select(Run.tenant_id, Run.pool_digest, Plan.accepted_at)
-                .join(Plan, Plan.run_id == Run.id)
-                .where(Run.id == run_id, Plan.round == round_number)
+                select(Run.tenant_id, Run.pool_digest, Run.depth, Plan.accepted_at)
+                # A later round has no row before its first planning call is opened.
+                .outerjoin(Plan, (Plan.run_id == Run.id) & (Plan.round == round_number))
+                .where(Run.id == run_id)
             )
         ).one_or_none()
         if run is None:
@@ -132,7 +161,19 @@ async def read_plan_inputs(database: Database, run_id: UUID, round_number: int) 
                 .order_by(Attempt.number)
             )
         ).all()
-        contents = await read_contents(connection, [run_id, *failed], ("task", "plan_text", "plan_remarks"))
+        answered = None
+        if round_number > 0:
+            answered = await connection.scalar(
+                select(Step.accepted_attempt_id)
+                .where(Step.run_id == run_id, Step.round == round_number - 1)
+                .order_by(Step.position.desc())
+                .limit(1)
+            )
+            if answered is None:
+                raise BugError("input-missing", f"round {round_number - 1} has no answer")
+        before = [] if answered is None else [plan_id(run_id, round_number - 1), answered]
+        kinds = ("task", "plan_text", "plan_remarks", "plan", "output")
+        contents = await read_contents(connection, [run_id, *failed, *before], kinds)
 
     def part(owner: UUID, kind: str) -> Part:
         return Part(artifact_id(owner, kind), contents[owner, kind].decode("utf-8", "replace"))
@@ -146,6 +187,8 @@ async def read_plan_inputs(database: Database, run_id: UUID, round_number: int) 
         failed=tuple(
             FailedPlanning(attempt, part(attempt, "plan_text"), part(attempt, "plan_remarks")) for attempt in failed
         ),
+        depth=run.depth,
+        previous=None if answered is None else FinishedRound(part(before[0], "plan"), part(answered, "output")),
     )
 
 

@@ -8,17 +8,8 @@ from typing import Any
 
 from engine.errors import BugError
 from engine.store import queries
-from engine.store.attempts import (
-    PLAN_INVALID,
-    Closing,
-    Ruling,
-    already_closed,
-    counted_attempts,
-    find_attempt,
-    holds_fence,
-    invalid_plans,
-    supersede,
-)
+from engine.store.attempts import PLAN_INVALID, Ruling, counted_attempts, invalid_plans
+from engine.store.closing import Closing, already_closed, find_attempt, holds_fence, supersede
 from engine.store.database import Database
 from engine.store.drafts import PlanDraft, RejectedPlan
 from engine.store.exchange import Connection
@@ -110,7 +101,7 @@ def _verdict(
         return Ruling("cancelled", code)
     if code == PLAN_INVALID:
         return Ruling("retry" if invalid_plans(attempts, attempt["execution"]) <= repairs_max else "failed", code)
-    again = closing.retry and counted_attempts(attempts, attempt["execution"]) < closing.attempts_max
+    again = closing.retry and counted_attempts(attempts, attempt["execution"], {}) < closing.attempts_max
     return Ruling("retry" if again else "failed", code)
 
 

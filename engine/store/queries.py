@@ -11,7 +11,10 @@ from typing import Final, LiteralString
 # Every writer of a run takes this lock first; FOR NO KEY UPDATE lets foreign keys to the run pass.
 LOCK_RUN: Final[LiteralString] = "SELECT * FROM runs WHERE id = %s FOR NO KEY UPDATE"
 
-READ_HEAD: Final[LiteralString] = "SELECT seq, hash, clock_timestamp() AS now FROM ledger_heads WHERE run_id = %s"
+READ_HEAD: Final[LiteralString] = """
+    SELECT seq, hash, clock_timestamp() AS now, EXISTS (SELECT FROM budgets WHERE run_id = %(run_id)s) AS budgeted
+    FROM ledger_heads WHERE run_id = %(run_id)s
+"""
 
 READ_STEP: Final[LiteralString] = "SELECT * FROM steps WHERE run_id = %s AND round = %s AND position = %s"
 
@@ -23,13 +26,13 @@ READ_ALL_STEPS: Final[LiteralString] = "SELECT * FROM steps WHERE run_id = %s OR
 
 # Steps that are neither finished nor left out: with none but its own, a Close may end the run.
 READ_UNFINISHED: Final[LiteralString] = """
-    SELECT position FROM steps
+    SELECT position, state, reason, reads FROM steps
     WHERE run_id = %s AND round = %s AND state NOT IN ('succeeded', 'reused', 'skipped')
 """
 
 READ_ATTEMPTS: Final[LiteralString] = """
     SELECT id, round, position, number, state, error_code, accepted, execution, dispatch, temporal_attempt,
-           input_tokens, output_tokens, cost_usd
+           input_tokens, output_tokens, cost_usd, worker, reserved_usd, reserved_tokens
     FROM attempts
     WHERE run_id = %s AND round = %s AND position IS NOT DISTINCT FROM %s
     ORDER BY number
@@ -37,22 +40,26 @@ READ_ATTEMPTS: Final[LiteralString] = """
 
 READ_OPEN_ATTEMPTS: Final[LiteralString] = """
     SELECT id, round, position, number, state, error_code, accepted, execution, dispatch, temporal_attempt,
-           input_tokens, output_tokens, cost_usd
+           input_tokens, output_tokens, cost_usd, worker, reserved_usd, reserved_tokens
     FROM attempts
     WHERE run_id = %s AND state = 'sent'
     ORDER BY id
 """
 
-# The orders and deadlines of all ancestors: a child may not call anything that its parent may not.
+# The orders and deadlines of all ancestors: a child may not call anything that its parent may not. An ancestor with a
+# step that failed for good starts nothing new, and lets only calls in flight finish.
 READ_ANCESTORS: Final[LiteralString] = """
     WITH RECURSIVE ancestors AS (
-        SELECT id, parent_run_id, state, cancel_requested_at, paused_at, deadline_at
+        SELECT id, parent_run_id, state, round, cancel_requested_at, paused_at, deadline_at
         FROM runs WHERE id = (SELECT parent_run_id FROM runs WHERE id = %s)
         UNION ALL
-        SELECT up.id, up.parent_run_id, up.state, up.cancel_requested_at, up.paused_at, up.deadline_at
+        SELECT up.id, up.parent_run_id, up.state, up.round, up.cancel_requested_at, up.paused_at, up.deadline_at
         FROM runs up JOIN ancestors ON up.id = ancestors.parent_run_id
     )
-    SELECT state, cancel_requested_at, paused_at, deadline_at FROM ancestors
+    SELECT state, cancel_requested_at, paused_at, deadline_at,
+           EXISTS (SELECT FROM steps
+                   WHERE run_id = ancestors.id AND round = ancestors.round AND steps.state = 'failed') AS failing
+    FROM ancestors
 """
 
 BEGIN: Final[LiteralString] = "BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -87,6 +94,14 @@ SET_STEP_STATE: Final[LiteralString] = """
     WHERE run_id = %(run_id)s AND round = %(round)s AND position = %(position)s
 """
 
+# Another worker takes a step over; what was tried before does not count against it.
+SUBSTITUTE_STEP: Final[LiteralString] = """
+    UPDATE steps SET worker = %(worker)s, model = %(model)s, queue = %(queue)s,
+        planned_worker = coalesce(planned_worker, worker), attempts_base = %(attempts_base)s,
+        state = 'pending', reason = NULL, ended_at = NULL
+    WHERE run_id = %(run_id)s AND round = %(round)s AND position = %(position)s
+"""
+
 # A new try of a step: it holds the fence, and the step runs.
 TAKE_STEP: Final[LiteralString] = """
     UPDATE steps SET fence_execution = %s, fence_dispatch = %s, fence_attempt = %s,
@@ -102,10 +117,11 @@ SET_PLAN_FENCE: Final[LiteralString] = """
 INSERT_ATTEMPT: Final[LiteralString] = """
     INSERT INTO attempts
         (id, tenant_id, run_id, round, position, number, state, execution, dispatch, temporal_attempt,
-         worker, model, process_id, prompt_commitment, reserved_usd, sent_at)
+         worker, model, process_id, prompt_commitment, reserved_usd, reserved_tokens, sent_at)
     VALUES
         (%(id)s, %(tenant_id)s, %(run_id)s, %(round)s, %(position)s, %(number)s, 'sent', %(execution)s, %(dispatch)s,
-         %(temporal_attempt)s, %(worker)s, %(model)s, %(process_id)s, %(prompt_commitment)s, %(reserved_usd)s, %(now)s)
+         %(temporal_attempt)s, %(worker)s, %(model)s, %(process_id)s, %(prompt_commitment)s, %(reserved_usd)s,
+         %(reserved_tokens)s, %(now)s)
 """
 
 CLOSE_ATTEMPT: Final[LiteralString] = """
@@ -128,3 +144,9 @@ INSERT_STEP: Final[LiteralString] = """
 """
 
 APPEND_LEDGER: Final[LiteralString] = "SELECT ledger_append(%s, %s, %s, %s)"
+
+READ_RUN: Final[LiteralString] = "SELECT * FROM runs WHERE id = %s"
+
+INSERT_PLAN_ROW: Final[LiteralString] = "INSERT INTO plans (id, run_id, round) VALUES (%s, %s, %s)"
+
+SET_ROUND: Final[LiteralString] = "UPDATE runs SET round = %s WHERE id = %s"

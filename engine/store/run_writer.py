@@ -7,7 +7,7 @@ sends them with the COMMIT in one packet, so that a transaction takes two round 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal
@@ -19,6 +19,7 @@ from engine.ledger.entry import GENESIS, EntryPlace, Event, entry_bytes, entry_h
 from engine.store import queries
 from engine.store.artifacts import INSERT as INSERT_ARTIFACT
 from engine.store.artifacts import ArtifactDraft
+from engine.store.budgets import LOCK_BUDGETS, WAKE_OTHERS, Used, settlement
 from engine.store.exchange import Connection, Params, Row, exchange
 from engine.store.states import RUN_ENDED, AttemptState, RunState, StepState
 
@@ -43,6 +44,8 @@ class RunWriter:
     now: datetime
     seq: int
     head: bytes
+    # The budgets of this run and its ancestors, locked, root first.
+    budgets: Sequence[Row] = ()
     _statements: list[tuple[str, Params]] = field(default_factory=list)
     _bodies: list[bytes] = field(default_factory=list)
     _next_hash: bytes = b""
@@ -96,11 +99,11 @@ class RunWriter:
         self, row: Mapping[str, Any], state: StepState, reason: str | None = None, *, accepted: UUID | None = None
     ) -> None:
         """Moves a step. ``row`` needs ``round``, ``position``, ``state`` and ``reason``."""
-        change = self._move_step(row, state, reason, accepted=accepted)
+        change = self.move_step(row, state, reason, accepted=accepted)
         if change:
             self.entry("step.changed", round=row["round"], step=row["position"], **change)
 
-    def _move_step(
+    def move_step(
         self, row: Mapping[str, Any], state: StepState, reason: str | None = None, *, accepted: UUID | None = None
     ) -> dict[str, Any]:
         """Moves a step and returns what the ledger says of it; empty if the step is there already."""
@@ -128,10 +131,11 @@ class RunWriter:
         *,
         step: Mapping[str, Any] | None = None,
         step_state: StepState | None = None,
+        step_reason: str | None = None,
     ) -> None:
-        """Ends an attempt and adds what it used to the run's totals, whatever became of it.
+        """Ends an attempt and adds what it used to the run's totals and budgets, whatever became of it.
 
-        With ``step`` and ``step_state`` the step moves by the same entry: with its output, or with the attempt's code.
+        With ``step`` and ``step_state`` the step moves by the same entry.
 
         ``result`` holds what can be stored, see `storable`. An attempt that was given up as unknown is in the totals
         already; when it reports after all, only the difference is added.
@@ -168,7 +172,12 @@ class RunWriter:
         moved: dict[str, Any] = {}
         if step is not None and step_state is not None:
             accepted = attempt["id"] if result.accepted else None
-            moved = self._move_step(step, step_state, None if result.accepted else result.error_code, accepted=accepted)
+            moved = self.move_step(step, step_state, step_reason, accepted=accepted)
+        if self.budgets:
+            lost = result.state == "unknown"
+            self.statement(*settlement(self.budgets, attempt, None if lost else _used(result)))
+            family = {"root": self.budgets[0]["run_id"], "own": self.run_id, "now": self.now}
+            self.statement(WAKE_OTHERS, family)
         self.entry(
             "attempt.closed",
             attempt=str(attempt["id"]),
@@ -185,8 +194,17 @@ class RunWriter:
             moved=moved or None,
         )
 
-    async def commit(self) -> None:
-        """Sends everything and the COMMIT in one packet, the ledger last. The writer is used up."""
+    async def commit(self, *others: RunWriter) -> None:
+        """Sends everything and the COMMIT in one packet, the ledger last. The writer is used up.
+
+        ``others`` are writers of further runs in the same transaction; theirs goes first.
+        """
+        statements = [statement for writer in (*others, self) for statement in writer.packet()]
+        await exchange(self.connection, [*statements, (queries.COMMIT, ())])
+        # Now all of it is durable; if the link died before the answer, it may be, and the repetition finds out.
+
+    def packet(self) -> list[tuple[str, Params]]:
+        """All statements of this writer, in order; for ``commit`` only."""
         if self._run_change:
             change = {
                 "run_id": self.run_id,
@@ -202,8 +220,7 @@ class RunWriter:
             self.statement(queries.UPDATE_RUN, change)
         if self._bodies:
             self.statement(queries.APPEND_LEDGER, (self.run_id, self.seq, self.head, self._bodies))
-        await exchange(self.connection, [*self._statements, (queries.COMMIT, ())])
-        # Now all of it is durable; if the link died before the answer, it may be, and the repetition finds out.
+        return self._statements
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,15 +260,27 @@ def storable(result: AttemptResult) -> AttemptResult:
     return replace(result, input_tokens=sane[0], output_tokens=sane[1], cost_usd=cost_usd)
 
 
+def _used(result: AttemptResult) -> Used:
+    known = result.input_tokens is not None and result.output_tokens is not None
+    if result.state in {"failed", "cancelled"} and result.cost_usd == 0 and not known:
+        # Nothing was sent, or the provider bills nothing for it.
+        return Used(Decimal(0), 0)
+    tokens = (result.input_tokens or 0) + (result.output_tokens or 0)
+    return Used(result.cost_usd, tokens if known else None)
+
+
 async def lock_run(
-    connection: Connection, run_id: UUID, *more: tuple[str, Params]
+    connection: Connection, run_id: UUID, *more: tuple[str, Params], actor_id: str = ENGINE_ACTOR
 ) -> tuple[RunWriter, list[list[Row]]]:
     """Begins a transaction, locks a run and reads its head; ``more`` are queries answered in the same round trip.
+
+    ``actor_id`` is the person who acts; without one it is the engine, on behalf of whoever submitted the run. Where
+    there are budgets, they are locked too.
 
     The head is read by a statement of its own: a subquery of the locking statement would see the time before it
     waited. Raises BugError for a run that does not exist.
     """
-    own = ((queries.BEGIN, ()), (queries.LOCK_RUN, (run_id,)), (queries.READ_HEAD, (run_id,)))
+    own = ((queries.BEGIN, ()), (queries.LOCK_RUN, (run_id,)), (queries.READ_HEAD, {"run_id": run_id}))
     _, run, head, *rest = await exchange(connection, [*own, *more])
     if not run or not head:
         raise BugError("run-unknown", "there is no such run")
@@ -259,13 +288,15 @@ async def lock_run(
         connection=connection,
         run_id=run_id,
         tenant_id=run[0]["tenant_id"],
-        actor_id=ENGINE_ACTOR,
-        on_behalf_of=run[0]["actor_id"],
+        actor_id=actor_id,
+        on_behalf_of=run[0]["actor_id"] if actor_id == ENGINE_ACTOR else None,
         run=run[0],
         now=head[0]["now"],
         seq=head[0]["seq"],
         head=head[0]["hash"],
     )
+    if head[0]["budgeted"] or run[0]["parent_run_id"] is not None:
+        (writer.budgets,) = await exchange(connection, [(LOCK_BUDGETS, (run_id,))])
     return writer, rest
 
 

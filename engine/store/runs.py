@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal
 from uuid import UUID
 
@@ -12,29 +14,34 @@ from engine.errors import BugError, RefusedError
 from engine.plan import canonical_plan
 from engine.store import queries
 from engine.store.artifacts import TEXT, ArtifactDraft
+from engine.store.budgets import INSERT_BUDGET, NO_LIMITS, Limits
 from engine.store.database import Database
 from engine.store.drafts import PlanDraft
 from engine.store.exchange import Connection, exchange
+from engine.store.forks import ForkDraft, fork_fields, write_reused
 from engine.store.ids import plan_id
 from engine.store.plans import write_plan
 from engine.store.run_writer import new_run_writer
 
-Origin = Literal["conductor", "file", "template"]
+Origin = Literal["conductor", "file", "template", "fork"]
 
 _INSERT_POOL = """
     INSERT INTO pool_snapshots (digest, name, document) VALUES (%s, %s, %s) ON CONFLICT (digest) DO NOTHING
 """
 _INSERT_RUN = """
-    INSERT INTO runs (id, tenant_id, actor_id, on_behalf_of, state, origin, pool_digest, idempotency_key, deadline_at)
-    VALUES (%(id)s, %(tenant_id)s, %(actor_id)s, %(on_behalf_of)s, 'created', %(origin)s, %(pool_digest)s,
-            %(idempotency_key)s, clock_timestamp() + make_interval(secs => %(deadline_s)s))
+    INSERT INTO runs (id, tenant_id, actor_id, on_behalf_of, state, origin, source_run_id, pool_digest,
+                      idempotency_key, deadline_at,
+                      rounds_max)
+    VALUES (%(id)s, %(tenant_id)s, %(actor_id)s, %(on_behalf_of)s, 'created', %(origin)s, %(source_run_id)s,
+            %(pool_digest)s, %(idempotency_key)s, clock_timestamp() + make_interval(secs => %(deadline_s)s),
+            %(rounds_max)s)
     RETURNING clock_timestamp() AS now
 """
 _INSERT_HEAD = "INSERT INTO ledger_heads (run_id, seq, hash) VALUES (%s, 0, %s)"
-_INSERT_PLAN_ROW = "INSERT INTO plans (id, run_id, round) VALUES (%s, %s, %s)"
 _FIND_BY_KEY = """
-    SELECT runs.id, runs.origin, runs.pool_digest, task.content AS task, plan.content AS plan
+    SELECT runs.id, runs.origin, runs.pool_digest, task.content AS task, plan.content AS plan, created.body AS created
     FROM runs
+    JOIN ledger_entries created ON created.run_id = runs.id AND created.seq = 1
     LEFT JOIN artifacts task ON task.owner_id = runs.id AND task.kind = 'task'
     LEFT JOIN plans ON plans.run_id = runs.id AND plans.round = 0
     LEFT JOIN artifacts plan ON plan.owner_id = plans.id AND plan.kind = 'plan'
@@ -44,7 +51,10 @@ _FIND_BY_KEY = """
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run about to be created. ``plan`` is None when the Conductor plans; ``deadline_s`` counts from now."""
+    """A run about to be created. ``plan`` is None when the Conductor plans; ``deadline_s`` counts from now.
+
+    ``fork`` is given for a fork (which always has a plan): what it takes over, and from where.
+    """
 
     id: UUID
     tenant_id: UUID
@@ -58,6 +68,9 @@ class NewRun:
     plan: PlanDraft | None = None
     idempotency_key: str | None = None
     deadline_s: float | None = None
+    rounds_max: int = 1
+    limits: Limits = NO_LIMITS
+    fork: ForkDraft | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +131,20 @@ def _same_request(found: dict[str, Any], new: NewRun) -> bool:
     """Compares what was asked, not a hash of it: nothing guessable about the task is stored."""
     if (found["origin"], found["pool_digest"]) != (new.origin, new.pool_digest):
         return False
+    if not _same_limits(json.loads(bytes(found["created"]))["data"].get("budget"), new.limits):
+        return False
     if found["task"] is None or bytes(found["task"]) != new.task.encode():
         return False
     if new.plan is None:
         return True
     return found["plan"] is not None and bytes(found["plan"]) == canonical_plan(new.plan.plan)
+
+
+def _same_limits(said: dict[str, Any] | None, limits: Limits) -> bool:
+    """Whether a run was created with these limits; ``said`` is from its first entry, they may have changed since."""
+    before = said or dict.fromkeys(("usd", "tokens", "calls"))
+    usd = None if before["usd"] is None else Decimal(before["usd"])
+    return Limits(usd, before["tokens"], before["calls"]) == limits
 
 
 async def _insert(connection: Connection, new: NewRun) -> None:
@@ -132,10 +154,12 @@ async def _insert(connection: Connection, new: NewRun) -> None:
         "actor_id": new.actor_id,
         "on_behalf_of": new.on_behalf_of,
         "origin": new.origin,
+        "source_run_id": None if new.fork is None else new.fork.source_run_id,
         "pool_digest": new.pool_digest,
         "idempotency_key": new.idempotency_key,
         # Seconds, never days: a day is 23 or 25 hours long where clocks are changed.
         "deadline_s": new.deadline_s,
+        "rounds_max": new.rounds_max,
     }
     _, _, (row,) = await exchange(
         connection,
@@ -154,16 +178,23 @@ async def _insert(connection: Connection, new: NewRun) -> None:
         now=row["now"],
     )
     writer.statement(_INSERT_HEAD, (new.id, writer.head))
-    writer.statement(_INSERT_PLAN_ROW, (plan_id(new.id, 0), new.id, 0))
+    writer.statement(queries.INSERT_PLAN_ROW, (plan_id(new.id, 0), new.id, 0))
+    if new.limits:
+        limits = (new.limits.usd, new.limits.tokens, new.limits.calls)
+        writer.statement(INSERT_BUDGET, (new.id, new.tenant_id, *limits))
     task = ArtifactDraft(new.id, "task", new.task.encode(), role="task", media_type=TEXT)
     writer.entry(
         "run.created",
         origin=new.origin,
         pool=new.pool_digest,
         execution=1,
+        budget=new.limits.said(),
         artifacts=writer.artifacts([task]),
+        **({} if new.fork is None else {"source": fork_fields(new.fork)}),
     )
     if new.plan is not None:
         write_plan(writer, 0, new.plan)
+    if new.fork is not None:
+        write_reused(writer, new.fork)
     await writer.commit()
     # Now the run exists; whoever starts workers next finds it.

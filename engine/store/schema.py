@@ -1,4 +1,4 @@
-"""Bringing the database's schema up to date, and refusing one that this program does not know.
+"""Bringing the database's schema up to date or back, and refusing one that this program does not know.
 
 Safe when many processes start at once: each migration is one transaction that holds an advisory lock of the
 transaction (a session's lock would not survive a pooler) and looks at the version only after it has the lock.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from engine.errors import UnavailableError
+from engine.errors import InputError, RefusedError, UnavailableError
 from engine.store.database import SERVER_VERSION_MIN, unreachable
 
 # Any constant will do, as long as nobody else uses it in this database.
@@ -39,6 +39,8 @@ _NOT_TO_BE_HAD = "55P03"
 _NOT_ALLOWED = "42501"
 
 Standing = Literal["current", "behind", "ahead", "empty"]
+# One migration in its transaction: takes the set of blockers to fill, returns the revision, None if nothing is left.
+_Migrate = Callable[[set[int]], str | None]
 # Alembic's operations are a proxy of the whole process, so two threads must not migrate at once.
 _one_at_a_time = threading.Lock()
 
@@ -57,6 +59,13 @@ class UpgradeReport:
     """What an upgrade did: the revisions that it applied, in order."""
 
     applied: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class DowngradeReport:
+    """What a downgrade did: the revisions that it took back, newest first."""
+
+    reverted: list[str] = field(default_factory=list)
 
 
 def scripts() -> ScriptDirectory:
@@ -107,16 +116,38 @@ def upgrade_schema(url: str, directory: ScriptDirectory | None = None) -> Upgrad
     report = UpgradeReport()
     chosen = directory or scripts()
     with _one_at_a_time, _connect(url) as connection:
-        while (applied := _upgrade_patiently(connection, chosen)) is not None:
+        while (applied := _patiently(lambda blockers: _upgrade_once(connection, chosen, blockers))) is not None:
             report.applied.append(applied)
     return report
 
 
-def _upgrade_patiently(connection: Connection, directory: ScriptDirectory) -> str | None:
+def downgrade_schema(url: str, target: str, directory: ScriptDirectory | None = None) -> DowngradeReport:
+    """Takes back the migrations after the revision ``target``, newest first, one transaction each.
+
+    For going back to the version of the program that knows ``target`` and nothing newer. Stop all workers before.
+    Raises InputError for a revision that is none, RefusedError ``downgrade-refused`` when the database holds what the
+    older schema cannot express (the migrations before that one stay taken back), and UnavailableError as an upgrade.
+    """
+    report = DowngradeReport()
+    chosen = directory or scripts()
+    known = {script.revision for script in chosen.walk_revisions()}
+    if target not in known:
+        raise InputError(
+            "revision-unknown", f"there is no schema {target!r}", hint=f"there are {', '.join(sorted(known))}"
+        )
+    with _one_at_a_time, _connect(url) as connection:
+        while (
+            reverted := _patiently(lambda blockers: _downgrade_once(connection, chosen, target, blockers))
+        ) is not None:
+            report.reverted.append(reverted)
+    return report
+
+
+def _patiently(migrate: _Migrate) -> str | None:
     blockers: set[int] = set()
     for tries_left in reversed(range(LOCK_TRIES_MAX)):
         try:
-            return _upgrade_once(connection, directory, blockers)
+            return migrate(blockers)
         except DBAPIError as error:
             state = getattr(error.orig, "sqlstate", None)
             if state == _NOT_ALLOWED:
@@ -139,17 +170,48 @@ def _upgrade_once(connection: Connection, directory: ScriptDirectory, blockers: 
         if version.standing == "ahead":
             raise _newer(version)
         script = _next_script(version.revision, directory)
-        connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'"))
-        connection.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT}'"))
-        context = MigrationContext.configure(connection)
-        context._ensure_version_table()  # noqa: SLF001  # Alembic offers no public way outside of its own runner
-        backend = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
-        with _watch_blockers(connection, backend, blockers), Operations.context(context):
+        with _operations(connection, blockers):
             script.module.upgrade()
-        connection.execute(text("DELETE FROM alembic_version"))
-        connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": script.revision})
+        _write_version(connection, script.revision)
     # Now the migration and its version number are durable together; a crash before this line left neither.
     return script.revision
+
+
+def _downgrade_once(connection: Connection, directory: ScriptDirectory, target: str, blockers: set[int]) -> str | None:
+    with connection.begin():
+        _take_lock(connection)
+        version = _version(connection, directory)
+        if version.standing == "ahead":
+            raise _newer(version)
+        newer = [script.revision for script in directory.iterate_revisions(version.revision or target, target)]
+        if not newer:
+            return None
+        script = directory.get_revision(newer[0])
+        with _operations(connection, blockers):
+            try:
+                getattr(script.module, "downgrade", _nothing_leads_back)()
+            except (NotImplementedError, RuntimeError) as refusal:
+                raise _irreversible(script.revision, str(refusal)) from None
+        _write_version(connection, str(script.down_revision))
+    # Now the schema and its version number are those of the version before, together.
+    return str(script.revision)
+
+
+@contextlib.contextmanager
+def _operations(connection: Connection, blockers: set[int]) -> Iterator[None]:
+    """What a migration needs around it in its transaction: short waits for locks, Alembic's operations, an observer."""
+    connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'"))
+    connection.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT}'"))
+    context = MigrationContext.configure(connection)
+    context._ensure_version_table()  # noqa: SLF001  # Alembic offers no public way outside of its own runner
+    backend = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    with _watch_blockers(connection, backend, blockers), Operations.context(context):
+        yield
+
+
+def _write_version(connection: Connection, revision: str) -> None:
+    connection.execute(text("DELETE FROM alembic_version"))
+    connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": revision})
 
 
 def _next_script(revision: str | None, directory: ScriptDirectory) -> Script:
@@ -178,7 +240,19 @@ def _newer(version: SchemaVersion) -> UnavailableError:
     return UnavailableError(
         "schema-newer",
         f"the database's schema ({version.revision}) is newer than this program (which knows {version.newest})",
-        hint="update Podium to the version that upgraded the database",
+        hint=f"use the version that upgraded the database; it can also go back: `podium db downgrade {version.newest}`",
+    )
+
+
+def _nothing_leads_back() -> None:
+    raise NotImplementedError
+
+
+def _irreversible(revision: str, reason: str) -> RefusedError:
+    return RefusedError(
+        "downgrade-refused",
+        f"migration {revision} is not taken back: {reason or 'records would be lost'}",
+        hint="go on with the version that knows this schema",
     )
 
 

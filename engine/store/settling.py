@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from engine.store import queries
+from engine.store.children import LOCK_UNBEGUN, end_unbegun
 from engine.store.database import Database
 from engine.store.exchange import Connection, Row
 from engine.store.run_writer import AttemptResult, lock_run
@@ -41,18 +42,20 @@ async def settle_run(database: Database, settlement: Settlement) -> Settled:
     """
 
     async def work(connection: Connection) -> Settled:
-        writer, (attempts, steps) = await lock_run(
+        # Children are locked before the budgets, as their own transactions do.
+        writer, (attempts, steps, unbegun) = await lock_run(
             connection,
             settlement.run_id,
             (queries.READ_OPEN_ATTEMPTS, (settlement.run_id,)),
             (queries.READ_ALL_STEPS, (settlement.run_id,)),
+            (LOCK_UNBEGUN, (settlement.run_id,)),
         )
         run = writer.run
         if run["state"] in RUN_ENDED or run["execution"] != settlement.execution:
             return Settled(run["state"], run["reason"])
         writer.mark_seen(settlement.execution)
         state, code = settlement.state, settlement.code
-        if state == "succeeded" and not _is_answered(steps, run["round"]):
+        if state == "succeeded" and not _is_answered(steps):
             state, code = "failed", ANSWER_MISSING
         for attempt in attempts:
             # Nobody will report on it any more; if somebody does, it is recorded as superseded.
@@ -61,8 +64,8 @@ async def settle_run(database: Database, settlement: Settlement) -> Settled:
             if step["state"] in STEP_LIVE:
                 writer.set_step_state(step, "cancelled", code or f"run-{state}")
         writer.set_run_state(state, code)
-        await writer.commit()
-        # Now the run has ended, whatever becomes of its workflow.
+        await writer.commit(*await end_unbegun(connection, writer, unbegun))
+        # Now the run has ended, whatever becomes of its workflow, and so have children that it had not started yet.
         return Settled(state, code)
 
     return await database.write(work)
@@ -94,6 +97,6 @@ async def note_waiting(database: Database, run_id: UUID, round_number: int, posi
     await database.write(work)
 
 
-def _is_answered(steps: Sequence[Row], round_number: int) -> bool:
-    own = [step["state"] for step in steps if step["round"] == round_number]
-    return bool(own) and own[-1] in STEP_HAS_OUTPUT
+def _is_answered(steps: Sequence[Row]) -> bool:
+    """Whether the last step of the last round that has steps has its output; the rows are in that order."""
+    return bool(steps) and steps[-1]["state"] in STEP_HAS_OUTPUT

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Select, Text, cast, func, select
+from sqlalchemy import text as sql_text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.store.artifacts import read_contents
+from engine.store.budgets import READ_BUDGET, BudgetSnapshot, budget_snapshot
 from engine.store.database import Database
 from engine.store.ids import plan_id, step_id
-from engine.store.tables import Artifact, Attempt, Plan, PoolSnapshot, Run, Step
+from engine.store.tables import Artifact, Attempt, PoolSnapshot, Run, Step
+from engine.store.trees import (
+    Descendant,
+    ParentStep,
+    RoundSnapshot,
+    Totals,
+    children_of,
+    parent_of,
+    read_below,
+    read_costs,
+    read_rounds,
+)
+from engine.store.waiting import WAIT_ENTRIES, waiting_since
 
 PREVIEW_CHARS = 120
+_BUDGET = sql_text(READ_BUDGET.replace("%s", ":run_id"))
+_WAITS = sql_text(WAIT_ENTRIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +59,7 @@ class AttemptSnapshot:
     first_token_ms: int | None
     duration_ms: int | None
     message: str | None
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +79,15 @@ class StepSnapshot:
     started_at: datetime | None
     ended_at: datetime | None
     attempts: tuple[AttemptSnapshot, ...]
+    # Since when it waits, if it does.
+    waiting_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
     """Everything about a run. ``plan_json`` is the canonical plan of the present round; notes are the parser's.
 
+    ``source_run_id`` is the run that a fork was made from.
     ``plan_text`` is the newest text of a planning call that was no valid plan, ``plan_errors`` what is wrong with it.
     """
 
@@ -98,11 +118,33 @@ class RunSnapshot:
     read_at: datetime
     steps: tuple[StepSnapshot, ...]
     children: tuple[UUID, ...]
+    source_run_id: UUID | None = None
+    # What it may still use: its own budget, or the one that it shares with the run above it.
+    budget: BudgetSnapshot | None = None
+    waiting_since: datetime | None = None
+    # The step of another run that it was made for, all runs below it, and its rounds.
+    parent: ParentStep | None = None
+    below: tuple[Descendant, ...] = ()
+    rounds: tuple[RoundSnapshot, ...] = ()
+
+    @property
+    def totals(self) -> Totals:
+        """What the run and all runs below it used."""
+        calls = len(self.planning) + sum(len(step.attempts) for step in self.steps)
+        total = Totals(self.cost_usd, self.cost_complete, self.input_tokens, self.output_tokens, calls)
+        for run in self.below:
+            total += run.own
+        return total
+
+    def child_of(self, step: StepSnapshot) -> Descendant | None:
+        """The run that one of its steps was delegated to."""
+        place = ParentStep(self.id, step.round, step.position)
+        return next((run for run in self.below if run.parent == place), None)
 
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """A run in a list."""
+    """A run in a list; its cost is with all runs below it."""
 
     id: UUID
     state: str
@@ -111,6 +153,7 @@ class RunLine:
     pool: str
     created_at: datetime
     cost_usd: Decimal | None
+    parent: ParentStep | None = None
 
 
 async def read_run(database: Database, run_id: UUID) -> RunSnapshot | None:
@@ -123,9 +166,8 @@ async def _read_run(connection: AsyncConnection, run_id: UUID) -> RunSnapshot | 
     await connection.execution_options(isolation_level="REPEATABLE READ")
     row = (
         await connection.execute(
-            select(Run.__table__, PoolSnapshot.name.label("pool"), Plan.form, func.clock_timestamp().label("read_at"))
+            select(Run.__table__, PoolSnapshot.name.label("pool"), func.clock_timestamp().label("read_at"))
             .join(PoolSnapshot, PoolSnapshot.digest == Run.pool_digest)
-            .outerjoin(Plan, (Plan.run_id == Run.id) & (Plan.round == Run.round))
             .where(Run.id == run_id)
         )
     ).one_or_none()
@@ -141,9 +183,41 @@ async def _read_run(connection: AsyncConnection, run_id: UUID) -> RunSnapshot | 
             select(Attempt.__table__).where(Attempt.run_id == run_id).order_by(Attempt.round, Attempt.number)
         )
     ).all()
-    children = (await connection.scalars(select(Run.id).where(Run.parent_run_id == run_id).order_by(Run.id))).all()
-    contents = await _contents(connection, run_id, row.round, steps, attempts)
-    return _assemble(row, steps, attempts, children, contents)
+    below = await read_below(connection, run_id)
+    contents = await _contents(connection, run_id, _round_shown(row, steps), steps, attempts)
+    run = _assemble(row, steps, attempts, contents)
+    rounds = await read_rounds(connection, run_id)
+    return await _with_waits_and_budget(
+        connection,
+        replace(
+            run,
+            parent=parent_of(row),
+            children=tuple(child.id for child in children_of(below, run_id)),
+            below=below,
+            rounds=rounds,
+            plan_form=next((one.form for one in rounds if one.number == _round_shown(row, steps)), None),
+        ),
+    )
+
+
+async def _with_waits_and_budget(connection: AsyncConnection, run: RunSnapshot) -> RunSnapshot:
+    """The snapshot with what it may still use, and since when it and its steps wait."""
+    budget = (await connection.execute(_BUDGET, {"run_id": run.id})).mappings().one_or_none()
+    if budget is not None:
+        run = replace(run, budget=budget_snapshot(dict(budget)))
+    waiting = [(step.round, step.position) for step in run.steps if step.state == "waiting"]
+    if not waiting and run.state != "waiting":
+        return run
+    entries = (await connection.execute(_WAITS, {"run_id": run.id})).all()
+    since = waiting_since(entries, waiting)
+    return replace(
+        run,
+        steps=tuple(
+            replace(step, waiting_since=since.get((step.round, step.position))) if step.state == "waiting" else step
+            for step in run.steps
+        ),
+        waiting_since=since.get(None) if run.state == "waiting" else None,
+    )
 
 
 async def _contents(
@@ -161,7 +235,6 @@ def _assemble(
     row: Any,
     steps: Sequence[Any],
     attempts: Sequence[Any],
-    children: Sequence[UUID],
     contents: dict[tuple[UUID, str], bytes],
 ) -> RunSnapshot:
     run = row
@@ -191,11 +264,10 @@ def _assemble(
         )
         for step in steps
     )
-    plan = plan_id(run.id, run.round)
+    plan = plan_id(run.id, _round_shown(run, steps))
     remarks = json.loads(contents.get((plan, "plan_remarks"), b'{"notes": [], "errors": []}'))
     planning = [own for row_, own in snapshots if row_.position is None]
     invalid = _last_invalid(planning, contents)
-    current = [step for step in step_snapshots if step.round == run.round]
     return RunSnapshot(
         id=run.id,
         state=run.state,
@@ -207,9 +279,10 @@ def _assemble(
         pool_digest=run.pool_digest,
         actor_id=run.actor_id,
         task=text(run.id, "task"),
-        answer=current[-1].output if current and run.state == "succeeded" else None,
+        # A later round that kept the answer has no steps of its own.
+        answer=step_snapshots[-1].output if step_snapshots and run.state == "succeeded" else None,
         plan_json=contents.get((plan, "plan")),
-        plan_form=row.form,
+        plan_form=None,
         notes=tuple(remarks["notes"]),
         planning=tuple(planning),
         plan_errors=() if invalid is None else tuple(json.loads(contents[invalid, "plan_remarks"])["errors"]),
@@ -223,8 +296,14 @@ def _assemble(
         ended_at=run.ended_at,
         read_at=row.read_at,
         steps=step_snapshots,
-        children=tuple(children),
+        children=(),
+        source_run_id=run.source_run_id,
     )
+
+
+def _round_shown(run: Any, steps: Sequence[Any]) -> int:
+    """The last round that has steps; before there are any, the round that is being planned."""
+    return steps[-1].round if steps else int(run.round)
 
 
 def _last_invalid(planning: Sequence[AttemptSnapshot], contents: dict[tuple[UUID, str], bytes]) -> UUID | None:
@@ -252,13 +331,17 @@ def _attempt(row: Any, message: str | None) -> AttemptSnapshot:
         first_token_ms=row.first_token_ms,
         duration_ms=row.duration_ms,
         message=message,
+        round=row.round,
     )
 
 
 async def list_runs(
-    database: Database, tenant_id: UUID, *, limit: int, states: Sequence[str] = ()
+    database: Database, tenant_id: UUID, *, limit: int, states: Sequence[str] = (), children: bool = False
 ) -> tuple[RunLine, ...]:
-    """The newest runs first. ``cost_usd`` is None while a part of it is unknown."""
+    """The newest runs first, those below others only with ``children``.
+
+    ``cost_usd`` is None while a part of it is unknown.
+    """
     preview = func.substring(Artifact.content, 1, PREVIEW_CHARS * 4)
     query = (
         select(
@@ -266,8 +349,9 @@ async def list_runs(
             Run.state,
             Run.reason,
             Run.created_at,
-            Run.cost_usd,
-            Run.attempts_unpriced,
+            Run.parent_run_id,
+            Run.parent_round,
+            Run.parent_position,
             PoolSnapshot.name.label("pool"),
             preview.label("preview"),
         )
@@ -279,7 +363,14 @@ async def list_runs(
     )
     if states:
         query = query.where(Run.state.in_(states))
-    rows = await database.query(lambda connection: _all(connection, query))
+    if not children:
+        query = query.where(Run.parent_run_id.is_(None))
+
+    async def read(connection: AsyncConnection) -> tuple[Sequence[Any], dict[UUID, Decimal | None]]:
+        found = await _all(connection, query)
+        return found, await read_costs(connection, [row.id for row in found])
+
+    rows, costs = await database.query(read)
     return tuple(
         RunLine(
             id=row.id,
@@ -288,7 +379,8 @@ async def list_runs(
             task_preview=_preview(row.preview),
             pool=row.pool,
             created_at=row.created_at,
-            cost_usd=row.cost_usd if row.attempts_unpriced == 0 else None,
+            cost_usd=costs.get(row.id),
+            parent=parent_of(row),
         )
         for row in rows
     )

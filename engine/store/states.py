@@ -78,11 +78,13 @@ TRANSITIONS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("pending", "skipped"),
         ("pending", "reused"),
         ("pending", "cancelled"),
+        ("running", "pending"),  # a substitute takes over
         ("running", "waiting"),
         ("running", "succeeded"),
         ("running", "failed"),
         ("running", "skipped"),
         ("running", "cancelled"),
+        ("waiting", "pending"),  # an operator wants another try
         ("waiting", "running"),
         ("waiting", "succeeded"),
         ("waiting", "failed"),

@@ -101,6 +101,10 @@ class Run(Base):
     cancel_requested_at: Mapped[datetime | None]
     paused_at: Mapped[datetime | None]
     deadline_at: Mapped[datetime | None]
+    # An order was written down and the workflow has not been woken yet; whoever wakes it clears this.
+    wake_requested_at: Mapped[datetime | None]
+    # How many rounds of plans the run may have, the first included.
+    rounds_max: Mapped[int] = mapped_column(server_default="1")
     # Totals over all attempts, whatever became of them. An attempt of unknown cost makes the total incomplete.
     input_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     output_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
@@ -113,15 +117,51 @@ class Run(Base):
 
     __table_args__ = (
         CheckConstraint(_one_of("state", RUN_STATES), name="state"),
-        CheckConstraint(_one_of("origin", ("conductor", "file", "template")), name="origin"),
+        CheckConstraint(_one_of("origin", ("conductor", "file", "template", "fork")), name="origin"),
         CheckConstraint("execution >= 1 AND execution_seen BETWEEN 0 AND execution", name="execution"),
         CheckConstraint("(state IN ('succeeded', 'failed', 'cancelled')) = (ended_at IS NOT NULL)", name="ended"),
         CheckConstraint("num_nonnulls(parent_run_id, parent_round, parent_position) IN (0, 3)", name="parent"),
         CheckConstraint("cost_usd >= 0 AND input_tokens >= 0 AND output_tokens >= 0", name="totals"),
+        CheckConstraint("rounds_max >= 1", name="rounds_max"),
         Index("uq_runs_idempotency_key", "tenant_id", "idempotency_key", unique=True),
         Index("ix_runs_created_at", "tenant_id", "created_at", "id"),
         Index("ix_runs_live", "id", postgresql_where=text("state IN ('created', 'planning', 'running', 'waiting')")),
         Index("ix_runs_parent_run_id", "parent_run_id", postgresql_where=text("parent_run_id IS NOT NULL")),
+        Index("ix_runs_source_run_id", "source_run_id", postgresql_where=text("source_run_id IS NOT NULL")),
+        Index("ix_runs_wake", "id", postgresql_where=text("wake_requested_at IS NOT NULL")),
+    )
+
+
+class Budget(Base):
+    """The limits of a run and all runs below it; None is no limit. A run without limits has no row.
+
+    ``reserved`` is the worst case of calls in flight, ``assumed`` the worst case of calls whose outcome is lost.
+    """
+
+    __tablename__ = "budgets"
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    tenant_id: Mapped[UUID]
+    usd_limit: Mapped[Decimal | None]
+    tokens_limit: Mapped[int | None] = mapped_column(BigInteger)
+    calls_limit: Mapped[int | None] = mapped_column(BigInteger)
+    usd_spent: Mapped[Decimal] = mapped_column(server_default="0")
+    usd_reserved: Mapped[Decimal] = mapped_column(server_default="0")
+    usd_assumed: Mapped[Decimal] = mapped_column(server_default="0")
+    tokens_spent: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    tokens_reserved: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    tokens_assumed: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    calls_spent: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    calls_reserved: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    calls_assumed: Mapped[int] = mapped_column(BigInteger, server_default="0")
+
+    __table_args__ = (
+        CheckConstraint("usd_limit >= 0 AND tokens_limit >= 0 AND calls_limit >= 0", name="limits"),
+        CheckConstraint(
+            "usd_spent >= 0 AND usd_reserved >= 0 AND usd_assumed >= 0"
+            " AND tokens_spent >= 0 AND tokens_reserved >= 0 AND tokens_assumed >= 0"
+            " AND calls_spent >= 0 AND calls_reserved >= 0 AND calls_assumed >= 0",
+            name="sums",
+        ),
     )
 
 
@@ -168,6 +208,10 @@ class Step(Base):
     fence_execution: Mapped[int] = mapped_column(server_default="0")
     fence_dispatch: Mapped[int] = mapped_column(server_default="0")
     fence_attempt: Mapped[int] = mapped_column(server_default="0")
+    # The worker that the plan named, once a substitute has taken its place.
+    planned_worker: Mapped[str | None]
+    # Attempts up to this number do not count against the worker's limit: a substitute or an operator began anew.
+    attempts_base: Mapped[int] = mapped_column(server_default="0")
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
 
@@ -212,6 +256,7 @@ class Attempt(Base):
     output_tokens: Mapped[int | None]
     cost_usd: Mapped[Decimal | None]
     reserved_usd: Mapped[Decimal | None]
+    reserved_tokens: Mapped[int | None] = mapped_column(BigInteger)
     first_token_ms: Mapped[int | None]
     duration_ms: Mapped[int | None]
     sent_at: Mapped[datetime]

@@ -5,6 +5,7 @@ Reads states only, never text. For everything about a run, once, see `engine.sto
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,8 +15,10 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import text
 
-from engine.store.database import Database
+from engine.store.database import Database, is_pooled
 from engine.store.states import RUN_LIVE
+from engine.store.trees import Descendant, read_below
+from engine.store.waiting import WAIT_ENTRIES, waiting_since
 
 _RUN = text("""
     SELECT runs.state, runs.reason, runs.round, runs.execution, runs.created_at, runs.ended_at,
@@ -44,6 +47,7 @@ _STEPS = text("""
     WHERE steps.run_id = :run_id AND steps.round = :round
     ORDER BY steps.position
 """)
+_WAITS = text(WAIT_ENTRIES)
 _LIVE_POOLS = text("""
     SELECT document FROM pool_snapshots
     WHERE digest IN (SELECT pool_digest FROM runs WHERE state = ANY(:states))
@@ -65,6 +69,8 @@ class StepProgress:
     attempts: int
     attempt_state: str | None
     error_code: str | None
+    # Since when it waits, if it does.
+    waiting_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,8 @@ class RunProgress:
     called: bool
     planning: PlanningProgress | None
     steps: tuple[StepProgress, ...]
+    # The runs below it, from the top.
+    below: tuple[Descendant, ...] = ()
 
 
 async def read_progress(database: Database, run_id: UUID) -> RunProgress | None:
@@ -102,6 +110,10 @@ async def read_progress(database: Database, run_id: UUID) -> RunProgress | None:
         if run is None:
             return None
         steps = (await connection.execute(_STEPS, {"run_id": run_id, "round": run.round})).all()
+        waiting = [(step.round, step.position) for step in steps if step.state == "waiting"]
+        entries = (await connection.execute(_WAITS, {"run_id": run_id})).all() if waiting else ()
+        below = await read_below(connection, run_id)
+    since = waiting_since(entries, waiting)
     planning = None
     if run.attempts:
         planning = PlanningProgress(run.attempts, run.attempt_state, run.error_code, run.sent_at)
@@ -130,9 +142,11 @@ async def read_progress(database: Database, run_id: UUID) -> RunProgress | None:
                 attempts=step.attempts,
                 attempt_state=step.attempt_state,
                 error_code=step.error_code,
+                waiting_since=since.get((step.round, step.position)),
             )
             for step in steps
         ),
+        below=below,
     )
 
 
@@ -145,13 +159,18 @@ async def live_pool_documents(database: Database) -> tuple[bytes, ...]:
 async def listen(database: Database, channel: str) -> AsyncGenerator[str, None]:
     """The payloads of a channel's notifications, until closed; ends when the connection is lost.
 
-    Has a connection of its own, because one that listens must not go back to the pool.
+    Has a connection of its own, because one that listens must not go back to the pool. Behind a pooler that connection
+    is nobody's own, so nothing is ever heard: another client would be told instead.
     """
     url = database.url.replace("postgresql+psycopg://", "postgresql://", 1)
     try:
         async with await psycopg.AsyncConnection.connect(url, autocommit=True, connect_timeout=10) as connection:
-            await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-            async for notification in connection.notifies():
-                yield notification.payload
+            (backend_pid,) = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or (0,)
+            if not is_pooled(connection, backend_pid):
+                await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+                async for notification in connection.notifies():
+                    yield notification.payload
+                return
     except psycopg.OperationalError:
         return
+    await asyncio.Event().wait()

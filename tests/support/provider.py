@@ -12,7 +12,7 @@ What it answers, first match wins:
 
 Behaviour (all keys optional; see `DEFAULTS` in provider_server.py): status, headers, body, raw_body, text, text_bytes,
 pieces, reasoning, reasoning_field, finish_reason, refusal, usage, stream, delay_headers_s, delay_first_s,
-delay_piece_s, error_event, raw_events, end. `end` is done, no-done, cut, reset, hang, drip or refuse.
+delay_piece_s, error_event, raw_events, raw_stream, cut_head, strict_messages, end. `end` is done, no-done, cut, reset, hang, drip or refuse.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from typing import Any, Self
 
 import httpx
 
-SERVER = Path(__file__).with_name("provider_server.py")
+CHECKOUT = Path(__file__).parents[2]
 
 
 class Provider:
     """Starts the server on a free port; a context manager. All methods are synchronous."""
 
     def __init__(self, *, bodies: bool = True) -> None:
-        command = [sys.executable, "-u", str(SERVER)] + ([] if bodies else ["--no-bodies"])
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-u", "-m", "tests.support.provider_server"] + ([] if bodies else ["--no-bodies"])
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT
+        )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.startswith("http://"):

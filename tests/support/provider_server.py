@@ -14,6 +14,8 @@ import sys
 import time
 from typing import Any
 
+from tests.support.provider_dialects import dialect, gemini_plain, plain
+
 MARKER = re.compile(r"\[\[provider: (\{.*?\})\]\]", re.DOTALL)
 SLEEP = re.compile(r"sleep-(\d+)ms")
 
@@ -36,6 +38,9 @@ DEFAULTS: dict[str, Any] = {
     "delay_piece_s": 0.0,
     "error_event": None,  # sent after all pieces, before the end
     "raw_events": None,  # data of events, sent as they stand instead of everything
+    "raw_stream": None,  # the same without any framing
+    "cut_head": None,  # so many bytes of the reply's head are all that is sent before `end`
+    "strict_messages": False,  # 400 for what Claude refuses: a last message by the assistant, blank ends, empty content
     "end": "done",
 }
 
@@ -196,6 +201,12 @@ class Connection(asyncio.Protocol):
         if do["end"] == "refuse":
             self.transport.abort()
             return
+        if do["strict_messages"] and (fault := _message_fault(record["request"])):
+            do |= {"status": 400, "body": {"error": {"type": "invalid_request_error", "message": fault}}}
+        if do["cut_head"] is not None:
+            self.transport.write(_head(200, {"Content-Type": "text/event-stream"})[: do["cut_head"]])
+            await self.end(do["end"], record)
+            return
         if do["status"] != 200 or do["raw_body"] is not None or not (do["stream"] and _wants_stream(record)):
             await asyncio.sleep(do["delay_first_s"])
             await self.whole(record, do)
@@ -204,8 +215,12 @@ class Connection(asyncio.Protocol):
         self.transport.write(_head(200, headers))
         if do["delay_first_s"]:
             await asyncio.sleep(do["delay_first_s"])
-        dialect = _dialect(record["path"])
-        for event in dialect(record, do):
+        if do["raw_stream"] is not None:
+            if do["raw_stream"]:
+                self.chunk(do["raw_stream"].encode())
+            await self.end("no-done" if do["end"] == "done" else do["end"], record)
+            return
+        for event in dialect(record["path"])(record, do):
             await self.writable.wait()
             self.chunk(event)
             if do["delay_piece_s"]:
@@ -242,8 +257,8 @@ class Connection(asyncio.Protocol):
             body = do["body"] if do["body"] is not None else {"error": {"message": "scripted failure"}}
             content, kind = json.dumps(body).encode(), "application/json"
         else:
-            plain = _gemini_plain if "enerateContent" in record["path"] else _plain
-            content, kind = json.dumps(plain(record, do)).encode(), "application/json"
+            body = gemini_plain if "enerateContent" in record["path"] else plain
+            content, kind = json.dumps(body(record, do)).encode(), "application/json"
         headers = {"Content-Type": kind, "Content-Length": len(content)} | do["headers"]
         if do["end"] in {"done", "no-done"}:
             self.transport.write(_head(do["status"], headers) + content)
@@ -257,18 +272,27 @@ def _wants_stream(record: dict[str, Any]) -> bool:
     return bool(record["request"].get("stream")) or "streamGenerateContent" in record["path"]
 
 
-def _gemini_plain(record: dict[str, Any], do: dict[str, Any]) -> dict[str, Any]:
-    (event,) = _gemini(record, do | {"pieces": 1, "end": "done"})
-    body: dict[str, Any] = json.loads(event.removeprefix(b"data: "))
-    return body
-
-
 def _head(status: int, headers: dict[str, Any]) -> bytes:
     lines = [f"HTTP/1.1 {status} Scripted"]
     if not any(name.lower() == "date" for name in headers):
         lines.append(time.strftime("Date: %a, %d %b %Y %H:%M:%S GMT", time.gmtime()))
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def _message_fault(request: dict[str, Any]) -> str | None:
+    """What Anthropic's API would refuse in the messages, in its words."""
+    texts = []
+    for message in request["messages"]:
+        content = message["content"]
+        texts += [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    system = request.get("system") or []
+    texts += [system] if isinstance(system, str) else [part.get("text", "") for part in system]
+    if request["messages"][-1]["role"] == "assistant":
+        return "This model does not support assistant message prefill."
+    if not all(text.strip() for text in texts):
+        return "messages: text content blocks must be non-empty"
+    return "final content cannot end with trailing whitespace" if any(text != text.rstrip() for text in texts) else None
 
 
 def _prompt(request: dict[str, Any]) -> str:
@@ -278,133 +302,6 @@ def _prompt(request: dict[str, Any]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.get("text", "") for part in content if isinstance(part, dict))
-
-
-def _text(record: dict[str, Any], do: dict[str, Any]) -> str:
-    if do["text_bytes"]:
-        return "x" * do["text_bytes"]
-    if do["text"] is not None:
-        return str(do["text"])
-    return f"This is answer {record['number']} of {record['model']}."
-
-
-def _split(text: str, pieces: int) -> list[str]:
-    size = max(1, -(-len(text) // max(1, pieces)))
-    return [text[at : at + size] for at in range(0, len(text), size)]
-
-
-def _usage(record: dict[str, Any], do: dict[str, Any], text: str) -> tuple[int, int] | None:
-    if do["usage"] is True:
-        asked = record["request"].get("messages") or record["request"].get("contents")
-        # Whole words: stable, and plausible enough for sums.
-        return len(json.dumps(asked).split()), len(text.split()) + len(do["reasoning"].split())
-    if isinstance(do["usage"], list):
-        return int(do["usage"][0]), int(do["usage"][1])
-    return None
-
-
-def _openai(record: dict[str, Any], do: dict[str, Any]) -> list[bytes]:
-    if do["raw_events"] is not None:
-        return [_data(raw) for raw in do["raw_events"]]
-    text = _text(record, do)
-    frame = {"id": f"chatcmpl-{record['number']}", "object": "chat.completion.chunk", "model": record["model"]}
-
-    def event(delta: dict[str, Any], finish: str | None = None) -> bytes:
-        return _data(json.dumps(frame | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}))
-
-    events = [event({"role": "assistant", "content": ""})]
-    if do["reasoning"]:
-        events += [event({do["reasoning_field"]: piece}) for piece in _split(do["reasoning"], do["pieces"])]
-    if do["refusal"] is not None:
-        events.append(event({"refusal": do["refusal"]}))
-    events += [event({"content": piece}) for piece in _split(text, do["pieces"])]
-    if do["error_event"] is not None:
-        return [*events, _data(json.dumps(do["error_event"]))]
-    if do["end"] in {"done", "no-done"} and do["finish_reason"] is not None:
-        events.append(event({}, do["finish_reason"]))
-        if usage := _usage(record, do, text):
-            events.append(_data(json.dumps(frame | {"choices": [], "usage": _openai_usage(usage)})))
-    return events
-
-
-def _openai_usage(usage: tuple[int, int]) -> dict[str, int]:
-    return {"prompt_tokens": usage[0], "completion_tokens": usage[1], "total_tokens": sum(usage)}
-
-
-def _plain(record: dict[str, Any], do: dict[str, Any]) -> dict[str, Any]:
-    """The body of a reply that is not streamed, OpenAI's format."""
-    text = _text(record, do)
-    message = {"role": "assistant", "content": text, "refusal": do["refusal"]}
-    if do["reasoning"]:
-        message[do["reasoning_field"]] = do["reasoning"]
-    usage = _usage(record, do, text)
-    return {
-        "id": f"chatcmpl-{record['number']}",
-        "object": "chat.completion",
-        "model": record["model"],
-        "choices": [{"index": 0, "message": message, "finish_reason": do["finish_reason"]}],
-    } | ({"usage": _openai_usage(usage)} if usage else {})
-
-
-def _anthropic(record: dict[str, Any], do: dict[str, Any]) -> list[bytes]:
-    if do["raw_events"] is not None:
-        return [_data(raw) for raw in do["raw_events"]]
-    text = _text(record, do)
-    asked, answered = _usage(record, do, text) or (0, 0)
-    stop = {"stop": "end_turn", "length": "max_tokens", "content_filter": "refusal"}.get(
-        do["finish_reason"], do["finish_reason"]
-    )
-    message = {
-        "id": f"msg_{record['number']}", "type": "message", "role": "assistant", "model": record["model"],
-        "content": [], "stop_reason": None, "stop_sequence": None,
-        "usage": {"input_tokens": asked, "output_tokens": 1},
-    }  # fmt: skip
-    events: list[dict[str, Any]] = [{"type": "message_start", "message": message}]
-    events.append({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
-    events += [
-        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": piece}}
-        for piece in _split(text, do["pieces"])
-    ]
-    if do["error_event"] is not None:
-        events.append(do["error_event"])
-    elif do["end"] in {"done", "no-done"}:
-        events.append({"type": "content_block_stop", "index": 0})
-        delta = {"stop_reason": stop, "stop_sequence": None}
-        events.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": answered}})
-        events.append({"type": "message_stop"})
-    return [f"event: {one['type']}\n".encode() + _data(json.dumps(one)) for one in events]
-
-
-def _gemini(record: dict[str, Any], do: dict[str, Any]) -> list[bytes]:
-    if do["raw_events"] is not None:
-        return [_data(raw) for raw in do["raw_events"]]
-    text = _text(record, do)
-    finish = {"stop": "STOP", "length": "MAX_TOKENS", "content_filter": "SAFETY"}.get(
-        do["finish_reason"], do["finish_reason"]
-    )
-    pieces = _split(text, do["pieces"]) or [""]
-    events = []
-    for number, piece in enumerate(pieces):
-        candidate: dict[str, Any] = {"content": {"role": "model", "parts": [{"text": piece}]}, "index": 0}
-        event: dict[str, Any] = {"candidates": [candidate], "modelVersion": record["model"]}
-        if number == len(pieces) - 1 and do["end"] in {"done", "no-done"}:
-            candidate["finishReason"] = finish
-            if usage := _usage(record, do, text):
-                event["usageMetadata"] = {
-                    "promptTokenCount": usage[0], "candidatesTokenCount": usage[1], "totalTokenCount": sum(usage),
-                }  # fmt: skip
-        events.append(_data(json.dumps(event)))
-    return events
-
-
-def _data(text: str) -> bytes:
-    return b"data: " + text.encode("utf-8", "surrogatepass") + b"\n\n"
-
-
-def _dialect(path: str) -> Any:
-    if path.endswith("/messages") or "/messages?" in path:
-        return _anthropic
-    return _gemini if "GenerateContent" in path else _openai
 
 
 async def main() -> None:

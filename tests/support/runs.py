@@ -60,7 +60,7 @@ async def worker_process(database_url: str, temporal_address: str, **options: An
         WorkerOptions(
             database_url=database_url,
             temporal=TemporalSettings(temporal_address),
-            queues=("stand-in",),
+            queues=options.pop("queues", ("stand-in",)),
             grace_s=options.pop("grace_s", 0.5),
             **options,
         ),

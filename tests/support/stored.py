@@ -20,11 +20,12 @@ from engine.ledger.commitment import PROMPT_DOMAIN, commitment
 from engine.ledger.entry import chain_faults, entry_hash
 from engine.service import Submission, prepare
 from engine.store.artifacts import JSON, ArtifactDraft, text_draft
-from engine.store.attempts import Closing, Fence, Opening, Place
+from engine.store.attempts import Fence, Opening, Place
+from engine.store.closing import Closing
 from engine.store.database import Database
 from engine.store.run_writer import AttemptResult
 from engine.store.runs import NewRun, create_run
-from tests.support.runs import lists_plan, make_pool
+from tests.support.runs import WORKERS, lists_plan, make_pool
 
 COST = Decimal("0.0000001234")
 LOST = AttemptResult("unknown", "worker-shutdown")
@@ -60,7 +61,7 @@ def opening(
         place=Place(run_id, 0, position),
         fence=Fence(*fence),
         attempt_id=own,
-        worker="alpha",
+        worker=changes.pop("worker", "conductor" if position is None else WORKERS[position % len(WORKERS)]),
         model="plain",
         manifest=manifest,
         prompt_commitment=commitment(manifest.salt, PROMPT_DOMAIN, str(own), b"the prompt"),
@@ -178,31 +179,34 @@ def check_invariants(kept: Record) -> None:
     unpriced = [row for row in attempts if row["state"] != "sent" and row["cost_usd"] is None]
     assert kept.run["attempts_unpriced"] == len(unpriced)
     for step in kept.steps:
-        own = [row for row in attempts if row["position"] == step["position"]]
+        place = (step["round"], step["position"])
+        own = [row for row in attempts if (row["round"], row["position"]) == place]
         assert [row["number"] for row in own] == list(range(1, len(own) + 1))
         accepted = [row["id"] for row in own if row["accepted"]]
-        assert accepted == ([step["accepted_attempt_id"]] if step["accepted_attempt_id"] else [])
-        assert (step["state"] == "succeeded") == bool(accepted)
+        # The output of a delegated or reused step is an attempt of another run.
+        elsewhere = step["accepted_attempt_id"] not in {None, *(row["id"] for row in attempts)}
+        assert accepted == ([step["accepted_attempt_id"]] if step["accepted_attempt_id"] and not elsewhere else [])
+        assert (step["state"] in {"succeeded", "reused"}) == (step["accepted_attempt_id"] is not None)
         assert sum(row["state"] == "sent" for row in own) <= 1
     # The last word of the ledger about every run, step and attempt is the state in its row.
     said: dict[Any, str] = {("run",): "created"}
     for step in kept.steps:
-        said["step", step["position"]] = "skipped" if step["reason"] == "unread" else "pending"
+        said["step", step["round"], step["position"]] = "skipped" if step["reason"] == "unread" else "pending"
     for entry in kept.entries():
         data = entry["data"]
         if entry["type"] in {"run.changed", "run.closed"}:
             said["run",] = data["state"]
         elif entry["type"] == "step.changed":
-            said["step", data["step"]] = data["state"]
+            said["step", data["round"], data["step"]] = data["state"]
         if data.get("moved"):
             # An attempt's own entry also says how its step moved: one entry, one state.
-            assert data["moved"]["old"] == said["step", data["step"]]
-            said["step", data["step"]] = data["moved"]["state"]
+            assert data["moved"]["old"] == said["step", data["round"], data["step"]]
+            said["step", data["round"], data["step"]] = data["moved"]["state"]
         if entry["type"] == "attempt.sent":
             said["attempt", data["attempt"]] = "sent"
         elif entry["type"] == "attempt.closed":
             said["attempt", data["attempt"]] = data["state"]
     true: dict[Any, str] = {("run",): kept.run["state"]}
-    true |= {("step", step["position"]): step["state"] for step in kept.steps}
+    true |= {("step", step["round"], step["position"]): step["state"] for step in kept.steps}
     true |= {("attempt", str(row["id"])): row["state"] for row in attempts}
     assert said == true

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -16,6 +16,7 @@ import temporalio.api.enums.v1 as enums
 import temporalio.api.workflowservice.v1 as workflowservice
 from temporalio.client import Client, WorkflowHandle
 from temporalio.converter import DataConverter
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
@@ -38,8 +39,18 @@ from worker_pools.secrets import SecretStore
 QUEUE = "stand-in"
 
 
-def pool_of(folder: Path, base_url: str, *models: str, worker: dict[str, Any] | None = None, **changes: Any) -> Pool:
-    """A pool whose worker number n is called w<n> and has the n-th model; ``changes`` replace top-level keys."""
+def pool_of(
+    folder: Path,
+    base_url: str,
+    *models: str,
+    worker: dict[str, Any] | None = None,
+    more: Sequence[dict[str, Any]] = (),
+    **changes: Any,
+) -> Pool:
+    """A pool whose worker number n is called w<n> and has the n-th model; ``changes`` replace top-level keys.
+
+    ``more`` are workers of other kinds behind them, as they stand.
+    """
     each = {
         "base_url": base_url,
         "queue": QUEUE,
@@ -52,12 +63,36 @@ def pool_of(folder: Path, base_url: str, *models: str, worker: dict[str, Any] | 
         {**each, "name": f"w{number}", "description": f"worker {number}", "model": model}
         for number, model in enumerate(models)
     ]
-    return make_pool(folder, base_url, workers=workers, worker=worker or {}, **changes)
+    return make_pool(folder, base_url, workers=[*workers, *more], worker=worker or {}, **changes)
 
 
 def handle_of(client: Client, run_id: UUID, execution: int = 1) -> WorkflowHandle[Any, Any]:
     """The workflow of an execution of a run."""
     return client.get_workflow_handle(contracts.workflow_id(str(run_id), execution))
+
+
+async def terminate_workflow(client: Client, run_id: UUID, execution: int = 1) -> None:
+    """Ends a run's workflow as an operator of Temporal can, without a word to anybody."""
+    await handle_of(client, run_id, execution).terminate("by hand")
+
+
+async def delete_workflow(client: Client, run_id: UUID, execution: int = 1) -> None:
+    """Makes Temporal forget a run's workflow, and waits until it has; a running one is ended first."""
+    handle = handle_of(client, run_id, execution)
+    await client.workflow_service.delete_workflow_execution(
+        workflowservice.DeleteWorkflowExecutionRequest(
+            namespace=client.namespace, workflow_execution=common.WorkflowExecution(workflow_id=handle.id)
+        )
+    )
+
+    async def forgotten() -> bool:
+        try:
+            await handle.describe()
+        except RPCError as error:
+            return error.status == RPCStatusCode.NOT_FOUND
+        return False
+
+    await until(forgotten, timeout_s=120)
 
 
 async def history_events(client: Client, run_id: UUID, execution: int = 1) -> list[Any]:
@@ -67,11 +102,15 @@ async def history_events(client: Client, run_id: UUID, execution: int = 1) -> li
 
 async def temporal_record(client: Client, run_id: UUID, execution: int = 1) -> bytes:
     """Everything that Temporal tells of a run's workflow: its history, and its description with pending activities."""
-    events = await history_events(client, run_id, execution)
+    return await workflow_record(client, contracts.workflow_id(str(run_id), execution))
+
+
+async def workflow_record(client: Client, workflow_id: str) -> bytes:
+    """The same of any workflow."""
+    events = (await client.get_workflow_handle(workflow_id).fetch_history()).events
     description = await client.workflow_service.describe_workflow_execution(
         workflowservice.DescribeWorkflowExecutionRequest(
-            namespace=client.namespace,
-            execution=common.WorkflowExecution(workflow_id=contracts.workflow_id(str(run_id), execution)),
+            namespace=client.namespace, execution=common.WorkflowExecution(workflow_id=workflow_id)
         )
     )
     return b"\n".join([*(event.SerializeToString() for event in events), description.SerializeToString()])

@@ -8,14 +8,16 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from engine import contracts
 from engine.service import Submission, submit
 from engine.store.snapshots import RunSnapshot
+from tests.support.nested import family_of
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan
-from tests.support.workflows import handle_of, pool_of, spellings, temporal_record, until
+from tests.support.workflows import handle_of, pool_of, spellings, temporal_record, until, workflow_record
 from worker_pools.pool import Pool
 from worker_pools.process import WorkerProcess
 
@@ -35,7 +37,7 @@ class Aviary:
     def __post_init__(self) -> None:
         self.process.secrets.put(KEY_VARIABLE, f"sk-{self.word}")
 
-    def pool(self, *models: str, worker: dict[str, object] | None = None, **changes: object) -> Pool:
+    def pool(self, *models: str, worker: dict[str, object] | None = None, **changes: Any) -> Pool:
         template = self.folder / "worker.txt"
         template.write_text(f"{self.word} {{{{nonce}}}} {{{{task}}}} {{{{steps}}}} {{{{subtask}}}} {{{{final}}}}")
         each = {"api_key": {"env": KEY_VARIABLE}, "attempts_max": 2, **(worker or {})}
@@ -43,9 +45,13 @@ class Aviary:
             self.folder, self.provider.base_url, *models, worker=each, worker_prompt=template.name, **changes
         )
 
-    async def start(self, pool: Pool, *, access: list[list[int]] | None = None, conductor: bool = False) -> UUID:
+    async def start(
+        self, pool: Pool, *, access: list[list[int]] | None = None, conductor: bool = False, plan: str | None = None
+    ) -> UUID:
         shape = access or [[], [0]]
-        plan = lists_plan([f"{self.word} subtask {n}" for n in range(len(shape))], shape, list(range(len(shape))))
+        plan = plan or lists_plan(
+            [f"{self.word} subtask {n}" for n in range(len(shape))], shape, list(range(len(shape)))
+        )
         submission = Submission(
             task=f"task {self.word}",
             pool=pool,
@@ -67,10 +73,22 @@ class Aviary:
         if len(getpass.getuser()) > 4:
             asked.add(getpass.getuser())
         needles = [needle for word in asked for needle in ([word.encode()] if len(word) < 12 else spellings(word))]
-        for run_id in self.runs:
-            record = await temporal_record(self.process.client, run_id)
+        for workflow_id in await self.workflows():
+            record = await workflow_record(self.process.client, workflow_id)
             assert b"RunWorkflow" in record
             assert [needle for needle in needles if needle in record] == []
+
+    async def workflows(self) -> list[str]:
+        """The workflows of all executions and later rounds of the runs and of everything below them."""
+        found = []
+        for run_id in self.runs:
+            for run in await family_of(self.process.database, run_id):
+                for execution in range(1, run["execution"] + 1):
+                    own = str(run["id"])
+                    found.append(contracts.workflow_id(own, execution))
+                    rounds = range(1, run["round"] + 1) if execution == 1 else ()
+                    found += [contracts.round_workflow_id(own, execution, number) for number in rounds]
+        return found
 
 
 async def fail_a_workflow_task(process: WorkerProcess, provider: Provider, folder: Path) -> bytes:

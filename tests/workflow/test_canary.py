@@ -13,12 +13,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from engine.operations.answers import retry_step
+from engine.store.orders import Order
+from tests.support.nested import SELF, family_of
+from tests.support.orders import connecting
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan
 from tests.support.servers import TestServers
 from tests.support.workflows import (
     handle_of,
     provider_reaches,
+    run_of,
     spellings,
     temporal_record,
     until,
@@ -155,6 +160,53 @@ async def test_a_bug_in_an_activity(aviary: Aviary) -> None:
         aviary.process.context.local_endpoint = before
     assert (run.state, run.reason) == ("failed", "bug-runtime-error")
     assert [attempt.state for attempt in run.steps[0].attempts] == ["unknown"]
+    await aviary.search()
+
+
+async def test_runs_below_a_run_rounds_and_a_substitute(aviary: Aviary) -> None:
+    """The child's task is a whole prompt, its plan and the revised one are full of the word, and a step changes hands."""
+    word = aviary.word
+    split = lists_plan([f"{word} split", f"{word} conclude"], [[], [0]], [2, 0])
+    inner = lists_plan([f"{word} inner"], [[]], [1])
+    mend = lists_plan([f"{word} mend"], ["all"], [0])
+    nonsense = f"{word} is no plan"
+    aviary.provider.script(*({"text": text} for text in (split, inner, nonsense, mend)), model="planner")
+    aviary.provider.script({"status": 401, "body": {"error": {"message": word}}}, model="broken", times=None)
+    aviary.provider.script({"text": f"{word} answers", "reasoning": f"{word} thinks"}, model="speaker", times=None)
+    pool = aviary.pool(
+        "speaker",
+        "broken",
+        conductor={"model": "planner"},
+        more=[{**SELF, "fallbacks": ["w0"]}],
+        policy={"rounds_max": 2, "on_failed_step": "fallback"},
+    )
+    run = await aviary.run(pool, conductor=True)
+    assert (run.state, run.round) == ("succeeded", 1)
+    # The run below failed, so its step went to the substitute.
+    assert [step.worker for step in run.steps] == ["w0", "w0", "w0"]
+    assert len(run.children) == 1
+    assert word in (run.answer or "")
+    assert len(await aviary.workflows()) == 3
+    await aviary.search()
+
+
+async def test_a_step_that_waits_for_an_operator_below_a_run(aviary: Aviary) -> None:
+    word = aviary.word
+    aviary.provider.script({"text": lists_plan([f"{word} inner"], [[]], [0])}, model="planner")
+    aviary.provider.script({"status": 401, "body": {"error": {"message": word}}}, model="once")
+    aviary.provider.script({"text": f"{word} answers"}, model="once", times=None)
+    pool = aviary.pool("once", conductor={"model": "planner"}, more=[SELF], policy={"on_failed_step": "wait"})
+    run_id = await aviary.start(pool, plan=lists_plan([f"{word} split"], [[]], [1]))
+
+    async def waits() -> bool:
+        return [one["state"] for one in await family_of(aviary.process.database, run_id)][1:] == ["waiting"]
+
+    await until(waits)
+    await aviary.search()
+    child = (await run_of(aviary.process.database, run_id)).children[0]
+    given = Order(child, f"operator-{word}", reason=f"because of {word}")
+    await retry_step(aviary.process.database, connecting(aviary.process.client), given, position=0, worker=None)
+    assert (await ended(aviary.process.database, run_id)).state == "succeeded"
     await aviary.search()
 
 

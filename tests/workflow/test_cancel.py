@@ -1,4 +1,4 @@
-"""Cancelling through Temporal, deadlines, pauses, and steps that wait for a secret (G3-07)."""
+"""Cancelling through Temporal, deadlines, and steps that wait for a secret (G3-07). Orders: test_cancel_moments."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ async def test_a_run_that_waits_for_a_secret_obeys_a_cancel_that_is_only_a_row(
         return (await run_of(process.database, run_id)).state == "waiting"
 
     await until(waits)
-    order(process, "UPDATE runs SET cancel_requested_at = clock_timestamp() WHERE id = %s", run_id)
+    order_row(process, "UPDATE runs SET cancel_requested_at = clock_timestamp() WHERE id = %s", run_id)
     assert (await ended(process.database, run_id, timeout_s=10)).state == "cancelled"
 
 
@@ -213,7 +213,7 @@ async def test_a_cancel_while_the_run_is_being_settled_changes_nothing(
 ) -> None:
     provider.script({"status": 401}, model="odd")
     name = "slow_settling"
-    order(
+    order_row(
         process,
         f"""
         CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1); RETURN NEW; END $$;
@@ -231,36 +231,17 @@ async def test_a_cancel_while_the_run_is_being_settled_changes_nothing(
         await handle.cancel()
         run = await ended(process.database, run_id)
     finally:
-        order(process, f"DROP TRIGGER {name} ON runs")
+        order_row(process, f"DROP TRIGGER {name} ON runs")
     assert (run.state, run.reason) == ("failed", "auth-failed")
     with pytest.raises(WorkflowFailureError):
         await handle.result()
 
 
-def order(process: WorkerProcess, statement: str, *parameters: Any) -> None:
+def order_row(process: WorkerProcess, statement: str, *parameters: Any) -> None:
     """An order as a row, the way a face would write it."""
     address = process.database.url.replace("postgresql+psycopg://", "postgresql://")
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute(statement.encode(), parameters)
-
-
-async def test_a_paused_run_starts_nothing_and_goes_on_when_it_is_woken(
-    process: WorkerProcess, provider: Provider, tmp_path: Path
-) -> None:
-    pool = pool_of(tmp_path, provider.base_url, "sleep-500ms", "plain")
-    run_id = await submit_plan(process, pool, lists_plan(["Go."] * 2, [[], [0]], [0, 1]))
-    await provider_reaches(provider, 1)
-    order(process, "UPDATE runs SET paused_at = clock_timestamp() WHERE id = %s", run_id)
-
-    async def first_done() -> bool:
-        return (await run_of(process.database, run_id)).steps[0].state == "succeeded"
-
-    await until(first_done)
-    await asyncio.sleep(0.5)
-    assert provider.count == 1
-    order(process, "UPDATE runs SET paused_at = NULL WHERE id = %s", run_id)
-    await handle_of(process.client, run_id).signal(contracts.WAKE_SIGNAL)
-    assert (await ended(process.database, run_id, timeout_s=5)).state == "succeeded"
 
 
 async def test_a_cancel_that_is_only_a_row_stops_the_next_step(
@@ -269,7 +250,7 @@ async def test_a_cancel_that_is_only_a_row_stops_the_next_step(
     pool = pool_of(tmp_path, provider.base_url, "sleep-500ms", "plain")
     run_id = await submit_plan(process, pool, lists_plan(["Go."] * 2, [[], [0]], [0, 1]))
     await provider_reaches(provider, 1)
-    order(process, "UPDATE runs SET cancel_requested_at = clock_timestamp() WHERE id = %s", run_id)
+    order_row(process, "UPDATE runs SET cancel_requested_at = clock_timestamp() WHERE id = %s", run_id)
     run: RunSnapshot = await ended(process.database, run_id)
     assert run.state == "cancelled"
     assert provider.count == 1

@@ -4,6 +4,9 @@ One httpx client does quadratic work in its connection pool above about 25 calls
 calls a second at 25 and 50), so each client carries at most `CALLS_A_CLIENT`. No timeouts but those of connecting and
 writing are set here; the adapter owns the rest. Never follows redirects, never keeps cookies, never retries.
 
+An answer may take half an hour to begin, and routers forget a connection that is silent for some minutes. So the kernel
+asks the other side for a sign of life (TCP keepalive), which also finds out about one that is gone.
+
 Connections are used again only over TLS, where a new one is dear. A server that closes an idle connection just as the
 next request goes out loses a call that may have been billed; llama.cpp's does so after every stream (6 of 20 calls).
 """
@@ -11,7 +14,9 @@ next request goes out loses a call that may have been billed; llama.cpp's does s
 from __future__ import annotations
 
 import ipaddress
+import socket
 import ssl
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,11 +32,17 @@ WRITE_TIMEOUT_S = 60.0
 KEEPALIVE_S = 15.0
 
 
+# First after a minute of silence: below the shortest of the usual limits (NAT gateways forget after 4 to 6 minutes).
+KEEPALIVE_IDLE_S = 60
+KEEPALIVE_INTERVAL_S = 30
+KEEPALIVE_PROBES = 5
+
+
 @dataclass(frozen=True)
 class _Kind:
-    """What sets clients apart: whether proxies may be used, and whether connections are kept."""
+    """What sets clients apart: the proxy that leads to the endpoint, and whether connections are kept."""
 
-    loopback: bool
+    proxy: str | None
     tls: bool
 
 
@@ -51,7 +62,7 @@ class HttpClients:
     @asynccontextmanager
     async def lease(self, url: str) -> AsyncIterator[httpx.AsyncClient]:
         """A client with room for one more call, for as long as the context lasts."""
-        slot = self._pick(_Kind(loopback=is_loopback(url), tls=url.lower().startswith("https:")))
+        slot = self._pick(_Kind(proxy_of(url), tls=url.lower().startswith("https:")))
         slot.calls += 1
         try:
             yield slot.client
@@ -73,17 +84,25 @@ class HttpClients:
         if self._tls is None:
             # Reading the certificates takes 20 ms; once is enough.
             self._tls = httpx.create_ssl_context()
+        limits = httpx.Limits(
+            max_connections=None,
+            max_keepalive_connections=CALLS_A_CLIENT if kind.tls else 0,
+            keepalive_expiry=KEEPALIVE_S,
+        )
+        try:
+            transport = httpx.AsyncHTTPTransport(
+                verify=self._tls, proxy=kind.proxy, limits=limits, socket_options=keepalive_options()
+            )
+        except (ValueError, ImportError, httpx.InvalidURL):
+            # Its own message quotes the address, in which a password may stand.
+            raise httpx.ProxyError("the proxy that the environment names cannot be used") from None
         return httpx.AsyncClient(
-            verify=self._tls,
-            trust_env=not kind.loopback,
+            transport=transport,
+            # The proxy was looked up already, and nothing else is to come from the environment.
+            trust_env=False,
             follow_redirects=False,
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, write=WRITE_TIMEOUT_S),
-            limits=httpx.Limits(
-                max_connections=None,
-                max_keepalive_connections=CALLS_A_CLIENT if kind.tls else 0,
-                keepalive_expiry=KEEPALIVE_S,
-            ),
         )
 
     async def aclose(self) -> None:
@@ -92,6 +111,31 @@ class HttpClients:
         self._slots = {}
         for slot in slots:
             await slot.client.aclose()
+
+
+def keepalive_options() -> list[tuple[int, int, int]]:
+    """Socket options for TCP keepalive, as far as this system has them."""
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+    ):
+        if hasattr(socket, name):
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    return options
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy for an address by the environment (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`); none for loopback."""
+    if is_loopback(url):
+        return None
+    parts = httpx.URL(url)
+    if urllib.request.proxy_bypass(parts.netloc.decode("ascii")):
+        return None
+    proxies = urllib.request.getproxies()
+    found = proxies.get(parts.scheme) or proxies.get("all")
+    return found if found is None or "://" in found else f"http://{found}"
 
 
 def is_loopback(url: str) -> bool:

@@ -23,6 +23,7 @@ class Collector:
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
         self.done = False
+        self.whole = False
         self.pieces = 0
         self.text_chars = 0
         self.reasoning_chars = 0
@@ -33,13 +34,17 @@ class Collector:
 
     def feed_json(self, data: str | bytes) -> bool:
         """Takes one event's data. True if it brought text or reasoning. Raises CallFailed."""
-        try:
-            chunk = json.loads(data)
-        except (ValueError, RecursionError):
-            raise CallFailed("reply-unreadable", sent=True, provider_text=_printable(data)) from None
-        if not isinstance(chunk, dict):
+        return self.feed(_decoded(data))
+
+    def feed_whole(self, data: bytes) -> bool:
+        """Takes the body of a reply that was not streamed. True if it brought text or reasoning. Raises CallFailed."""
+        body = _decoded(data)
+        arrived = self.feed(body)
+        if not isinstance(body.get("choices"), list):
             raise CallFailed("reply-unreadable", sent=True, provider_text=_printable(data))
-        return self.feed(chunk)
+        # The object is whole, so the answer is, whether or not the server says why it ended.
+        self.whole = True
+        return arrived
 
     def feed(self, chunk: dict[str, Any]) -> bool:
         """Takes one decoded object. True if it brought text or reasoning. Raises CallFailed."""
@@ -89,8 +94,8 @@ class Collector:
 
     @property
     def complete(self) -> bool:
-        """Whether the provider said that the reply has ended."""
-        return self.done or self.finish_reason is not None
+        """Whether the provider said that the answer has ended."""
+        return self.whole or self.finish_reason is not None
 
     @property
     def refusal(self) -> str | None:
@@ -144,6 +149,16 @@ def _content(content: Any) -> tuple[str, str]:
 def _count(value: Any, known: int | None) -> int | None:
     usable = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return value if usable else known
+
+
+def _decoded(data: str | bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise CallFailed("reply-unreadable", sent=True, provider_text=_printable(data))
+    return found
 
 
 def _printable(data: str | bytes) -> str:

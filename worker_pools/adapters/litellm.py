@@ -1,21 +1,17 @@
 """Providers that do not speak the OpenAI protocol, through litellm: Anthropic, Gemini, Bedrock and the rest.
 
-litellm takes seconds and 200 MB to import and would fetch a price list over the network, so it is imported at the
-first call only, with that fetch off. All its retries, fallbacks, caches and its own token estimates are off or ignored:
-one call is one request, and a count that the provider did not give stays unknown. Two things that it would hide are
-looked up behind its back: whether the provider ever ended the stream, and whether usage was reported or guessed.
-For Gemini the first cannot be found out (litellm 1.110 marks every piece of its streams as the last), so Gemini is
-called without streaming here; its OpenAI-compatible endpoint through the thin adapter does stream.
+The library is imported at the first call only (see litellm_library.py). All its retries, fallbacks, caches and its own
+token estimates are off or ignored: one call is one request, and a count that the provider did not give stays unknown.
+Two things that it would hide are looked up behind its back: whether the provider ever ended the stream, and whether
+usage was reported or guessed. For Gemini the first cannot be found out (litellm 1.110 marks every piece of its streams
+as the last), so Gemini is called without streaming here; its OpenAI-compatible endpoint through the thin adapter does
+stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
-import importlib.util
-import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +19,7 @@ from worker_pools.adapters.base import CallFailed, ModelCall, ModelReply, Progre
 from worker_pools.adapters.classify import request_id
 from worker_pools.adapters.collector import Collector
 from worker_pools.adapters.litellm_failure import failure_of
+from worker_pools.adapters.litellm_library import import_litellm
 from worker_pools.adapters.openai import is_header_safe
 from worker_pools.adapters.timer import CallTimer
 
@@ -30,39 +27,6 @@ from worker_pools.adapters.timer import CallTimer
 LIBRARY_TIMEOUT_EXTRA_S = 30.0
 # Providers whose streams litellm ends with `stop` even when they broke off.
 _END_UNKNOWN = frozenset({"gemini", "vertex_ai", "vertex_ai_beta"})
-
-
-def is_installed() -> bool:
-    """Whether litellm can be imported, found out without importing it."""
-    return importlib.util.find_spec("litellm") is not None
-
-
-def import_litellm() -> Any:
-    """The library with everything off that we do ourselves. Raises CallFailed `adapter-unavailable`."""
-    # Read at import time: without it litellm downloads its price list, with three attempts.
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-    try:
-        litellm: Any = importlib.import_module("litellm")
-    except ImportError:
-        raise CallFailed("adapter-unavailable", sent=False) from None
-    litellm.suppress_debug_info = True
-    litellm.num_retries = 0
-    litellm.drop_params = False
-    litellm.telemetry = False
-    # Its log lines quote prompts and provider messages, which belong in the artifact store only.
-    for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    return litellm
-
-
-def knows_model(model: str) -> bool:
-    """Whether litellm can tell the provider of this model. Imports litellm: seconds the first time."""
-    litellm = import_litellm()
-    try:
-        litellm.get_llm_provider(model)
-    except Exception:  # noqa: BLE001  # litellm raises many kinds for one thing
-        return False
-    return True
 
 
 class LiteLlmAdapter:

@@ -41,10 +41,14 @@ def failure_of(error: Exception, *, streaming: bool) -> CallFailed:
     error = inner if isinstance(inner, Exception) else error
     kind = type(error).__name__
     text = provider_text(error)
-    line_broke = any(_LINE_BROKE.search(type(cause).__name__) for cause in _causes(error))
-    status = getattr(error, "status_code", None)
-    if line_broke or not isinstance(status, int):
-        return _line_failure(error, text, streaming=streaming)
+    if any(_NOT_SENT.search(type(cause).__name__) for cause in _causes(error)):
+        return CallFailed("connection-failed", sent=False)
+    status = _answered_status(error)
+    if status is None:
+        status = getattr(error, "status_code", None)
+        line_broke = any(_LINE_BROKE.search(type(cause).__name__) for cause in _causes(error))
+        if line_broke or not isinstance(status, int):
+            return _line_failure(text, streaming=streaming)
     if _LIBRARY_REFUSAL.search(text):
         code = "model-not-found" if "provider" in text.lower() else "parameter-refused"
         return CallFailed(code, sent=False, provider_text=text)
@@ -52,10 +56,8 @@ def failure_of(error: Exception, *, streaming: bool) -> CallFailed:
         return CallFailed("reply-unreadable", sent=True, provider_text=text)
     if kind == "Timeout":
         return CallFailed("call-timeout", sent=True, provider_text=text)
-    failure = provider_failure(ProviderError(text, status, _headers(error)))
-    failure.code = _BY_CLASS.get(kind, failure.code)
-    failure.sent = kind != "UnsupportedParamsError"
-    return failure
+    sent = kind != "UnsupportedParamsError"
+    return provider_failure(ProviderError(text, status, _headers(error)), sent=sent, code=_BY_CLASS.get(kind))
 
 
 def provider_text(error: Exception) -> str:
@@ -68,9 +70,19 @@ def provider_text(error: Exception) -> str:
     return text[start : end + 1] if 0 <= start < end else text
 
 
-def _line_failure(error: Exception, text: str, *, streaming: bool) -> CallFailed:
-    if any(_NOT_SENT.search(type(cause).__name__) for cause in _causes(error)):
-        return CallFailed("connection-failed", sent=False)
+def _answered_status(error: Exception) -> int | None:
+    """The status that the provider did send, where the HTTP library's own error for it is among the causes.
+
+    litellm gives its exceptions statuses and responses of its own making.
+    """
+    for cause in _causes(error):
+        status = getattr(getattr(cause, "response", None), "status_code", None)
+        if type(cause).__name__.endswith("HTTPStatusError") and isinstance(status, int):
+            return status
+    return None
+
+
+def _line_failure(text: str, *, streaming: bool) -> CallFailed:
     # An error inside a successful stream comes as a connection error whose text is the provider's.
     told = classify(None, text)
     if told != "server-error":

@@ -3,13 +3,15 @@
 One streamed request for one call. All limits are ours (`worker.timeouts`); a call never outlives them. Must never
 retry, and must never hand on a reply whose end it has not seen.
 
-Protocol: POST {base_url}/chat/completions with `stream: true`; server-sent events, the last one `[DONE]`.
+Protocol: POST {base_url}/chat/completions with `stream: true`; server-sent events. The answer has ended when a finish
+reason was given; `[DONE]` alone says only that the connection has, and proxies write it after a broken answer too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,7 +20,7 @@ from worker_pools.adapters.base import OUTPUT_BYTES_MAX, CallFailed, ModelCall, 
 from worker_pools.adapters.classify import ProviderError, provider_failure, request_id
 from worker_pools.adapters.clients import HttpClients
 from worker_pools.adapters.collector import Collector
-from worker_pools.adapters.sse import SseDecoder
+from worker_pools.adapters.sse import Event, SseDecoder, is_event_stream
 from worker_pools.adapters.timer import CallTimer
 
 ERROR_BYTES_MAX = 65_536
@@ -26,6 +28,8 @@ ERROR_BYTES_MAX = 65_536
 BODY_BYTES_MAX = 2 * OUTPUT_BYTES_MAX + 65_536
 # After [DONE] the connection is read to its end so that it can serve again, but not for long.
 DRAIN_S = 1.0
+# A refusal's status and headers are known before its text, which is worth a short wait only.
+ERROR_TEXT_S = 5.0
 
 
 class OpenAiAdapter:
@@ -53,6 +57,7 @@ class _Call:
         self._timer = CallTimer(call.worker.timeouts)
         self._sent = False
         self._request_id: str | None = None
+        self._refusal: ProviderError | None = None
         self._parameters = request_parameters(call)
 
     async def run(self, clients: HttpClients) -> ModelReply:
@@ -75,6 +80,8 @@ class _Call:
         except TimeoutError:
             if self._reply.complete:
                 return self._finished()
+            if self._refusal is not None:
+                raise self._completed(provider_failure(self._refusal)) from None
             raise self._failed(self._timer.code, sent=True) from None
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.UnsupportedProtocol):
             raise self._failed("connection-failed", sent=False) from None
@@ -84,50 +91,53 @@ class _Call:
                 return self._finished()
             raise self._failed("stream-cut" if self._sent else "connection-lost", sent=True) from None
         except CallFailed as failure:
-            self._complete_failure(failure)
-            raise
+            raise self._completed(failure) from None
         return self._finished()
 
     async def _read(self, response: httpx.Response) -> None:
         self._request_id = request_id(response.headers)
         if response.status_code != httpx.codes.OK:
+            self._refusal = ProviderError("", response.status_code, dict(response.headers))
+            self._timer.within(ERROR_TEXT_S, self._timer.code)
             text = await _read_error(response)
-            raise provider_failure(ProviderError(text, response.status_code, dict(response.headers)))
-        if "text/event-stream" in response.headers.get("content-type", ""):
-            await self._read_events(response)
-        else:
-            await self._read_body(response)
+            raise provider_failure(replace(self._refusal, text=text))
+        await self._read_reply(response)
         if not self._reply.complete:
             raise CallFailed("stream-cut", sent=True)
 
-    async def _read_events(self, response: httpx.Response) -> None:
-        decoder = SseDecoder()
-        async for received in response.aiter_bytes():
-            for event in decoder.feed(received):
-                self._take(event.data)
-        for event in decoder.flush():
-            self._take(event.data)
+    async def _read_reply(self, response: httpx.Response) -> None:
+        """A stream of events, or one JSON object from a server that does not stream.
 
-    def _take(self, data: bytes) -> None:
-        if self._reply.done:
-            return
-        if data.strip() == b"[DONE]":
-            self._reply.done = True
-            self._timer.within(DRAIN_S, "idle-timeout")
-        elif self._reply.feed_json(data):
-            self._arrived()
-
-    async def _read_body(self, response: httpx.Response) -> None:
-        """A server that does not stream answers with one JSON object."""
-        body = bytearray()
+        The bytes decide which, and not the content type: servers and proxies get that wrong.
+        """
+        decoder, body = SseDecoder(), bytearray()
+        streamed: bool | None = None
         async for received in response.aiter_bytes():
+            if streamed:
+                self._take(decoder.feed(received))
+                continue
             body += received
+            if streamed is None:
+                streamed = is_event_stream(body)
+                if streamed:
+                    self._take(decoder.feed(bytes(body)))
+                    body.clear()
             if len(body) > BODY_BYTES_MAX:
                 raise CallFailed("output-too-large", sent=True)
-        if self._reply.feed_json(bytes(body)):
+        if streamed:
+            self._take(decoder.flush())
+        elif self._reply.feed_whole(bytes(body)):
             self._arrived()
-        # The object is whole, so the answer is, whatever the server calls its end.
-        self._reply.done = True
+
+    def _take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if self._reply.done:
+                continue
+            if event.data.strip() == b"[DONE]":
+                self._reply.done = True
+                self._timer.within(DRAIN_S, "idle-timeout")
+            elif self._reply.feed_json(event.data):
+                self._arrived()
 
     def _arrived(self) -> None:
         self._timer.arrived()
@@ -152,11 +162,9 @@ class _Call:
         )
 
     def _failed(self, code: str, *, sent: bool) -> CallFailed:
-        failure = CallFailed(code, sent=sent)
-        self._complete_failure(failure)
-        return failure
+        return self._completed(CallFailed(code, sent=sent))
 
-    def _complete_failure(self, failure: CallFailed) -> None:
+    def _completed(self, failure: CallFailed) -> CallFailed:
         """Adds what is known of the call so far, so that the record of a failed attempt is complete."""
         failure.output_chars = self._reply.text_chars + self._reply.reasoning_chars
         failure.input_tokens = self._reply.input_tokens
@@ -164,6 +172,7 @@ class _Call:
         failure.duration_s = self._timer.elapsed_s()
         failure.parameters_sent = self._parameters
         failure.request_id = failure.request_id or self._request_id
+        return failure
 
 
 def request_parameters(call: ModelCall) -> dict[str, Any]:

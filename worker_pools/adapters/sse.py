@@ -14,6 +14,19 @@ from worker_pools.adapters.base import OUTPUT_BYTES_MAX, CallFailed
 EVENT_BYTES_MAX = 6 * OUTPUT_BYTES_MAX + 65_536
 
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_BEGINNINGS = (b"data:", b"event:", b"id:", b"retry:", b":")
+
+
+def is_event_stream(start: bytes | bytearray) -> bool | None:
+    """Whether a body that begins so is a stream of events; None where more bytes are needed to tell."""
+    text = bytes(start[:64]).removeprefix(BYTE_ORDER_MARK).lstrip()
+    if text.startswith(_BEGINNINGS):
+        return True
+    undecided = any(beginning.startswith(text) for beginning in _BEGINNINGS)
+    return None if undecided and len(start) < 64 else False  # noqa: PLR2004  # as many bytes as are looked at
+
+
 @dataclass(frozen=True)
 class Event:
     """One event: its name ("" if it has none) and its data lines joined."""
@@ -59,7 +72,7 @@ class SseDecoder:
 
     def _take_line(self, line: bytes) -> Event | None:
         if line:
-            name, _, value = line.partition(b":")
+            name, _, value = line.removeprefix(BYTE_ORDER_MARK).partition(b":")
             value = value.removeprefix(b" ")
             if name == b"data":
                 self._data.append(value)

@@ -5,7 +5,6 @@ from worker_pools.pool.file import load_pool
 from worker_pools.pool.model import (
     LOCAL_BASE_URL,
     Conductor,
-    Policy,
     Pool,
     PoolFile,
     Templates,
@@ -13,9 +12,11 @@ from worker_pools.pool.model import (
     Worker,
     required_secrets,
 )
+from worker_pools.pool.policy import Budget, Policy
 
 __all__ = [
     "LOCAL_BASE_URL",
+    "Budget",
     "Conductor",
     "Policy",
     "Pool",

@@ -15,10 +15,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.errors import InputError
+from worker_pools.pool.agreement import disagreements
 from worker_pools.pool.model import Pool, PoolFile, Templates
 from worker_pools.pool.template import (
     CONDUCTOR_PLACES,
     REPAIR_PLACES,
+    REVISE_PLACES,
     TEMPLATE_BYTES_MAX,
     WORKER_PLACES,
     check_template,
@@ -38,8 +40,8 @@ def load_pool(name_or_path: str, *, search: Sequence[Path] = ()) -> Pool:
     """The pool of a packaged name (`local`), of a name in one of the `search` folders, or of a file's path.
 
     Whatever holds a slash or ends in .yaml or .yml is a path. A folder of `search` wins over a packaged name.
-    Raises InputError: `pool-not-found`, `pool-unreadable`, `pool-invalid` (every problem on its own line, with file,
-    line and key path) or `recursion-not-supported`.
+    Raises InputError: `pool-not-found`, `pool-unreadable` or `pool-invalid` (every problem on its own line, with file,
+    line and key path).
     """
     source = _locate(name_or_path, search)
     text = _read_text(source, POOL_BYTES_MAX, what="pool file", code="pool-unreadable")
@@ -52,14 +54,12 @@ def parse_pool(text: str, *, label: str, folder: Path | Traversable | None = Non
     if not isinstance(tree.data, dict):
         problems = tree.problems or [Problem(1, (), "a pool is a mapping with `name`, `conductor` and `workers`")]
         raise _invalid(label, problems)
-    _refuse_recursion(label, tree)
+    found = [Problem(tree.line(path), path, text) for path, text in disagreements(tree.data)]
     try:
         pool_file = PoolFile.model_validate(tree.data)
     except ValidationError as error:
-        known = {problem.path for problem in tree.problems}
-        found = [problem for problem in _findings(error, tree) if problem.path not in known]
-        raise _invalid(label, tree.problems + found) from None
-    problems = [*tree.problems]
+        raise _invalid(label, _causes(tree.problems, found + _findings(error, tree))) from None
+    problems = tree.problems + found
     templates = _read_templates(pool_file, tree, folder, problems)
     if problems:
         raise _invalid(label, problems)
@@ -68,11 +68,15 @@ def parse_pool(text: str, *, label: str, folder: Path | Traversable | None = Non
 
 def _complete(pool_file: PoolFile, templates: Templates) -> Pool:
     def queued(model: Any) -> Any:
+        if model.kind == "conductor":
+            # Such a step is planned where the Conductor is called; a queue of its own would be polled for nothing.
+            return model.model_copy(update={"queue": conductor.queue})
         return model if model.queue else model.model_copy(update={"queue": pool_file.name})
 
+    conductor = queued(pool_file.conductor)
     return Pool(
         name=pool_file.name,
-        conductor=queued(pool_file.conductor),
+        conductor=conductor,
         workers=tuple(queued(worker) for worker in pool_file.workers),
         worker_prompt=pool_file.worker_prompt,
         policy=pool_file.policy,
@@ -110,10 +114,14 @@ def _read_text(source: Path | Traversable, limit_bytes: int, *, what: str, code:
             content = handle.read(limit_bytes + 1)
     except OSError as error:
         raise InputError(
-            code, f"the {what} {source.name} cannot be read: {(error.strerror or 'unknown error').lower()}"
+            code,
+            f"the {what} {source.name} cannot be read: {(error.strerror or 'unknown error').lower()}",
+            hint="give a file that you may read",
         ) from None
     if len(content) > limit_bytes:
-        raise InputError(code, f"the {what} {source.name} is larger than {limit_bytes:,} bytes")
+        raise InputError(
+            code, f"the {what} {source.name} is larger than {limit_bytes:,} bytes", hint=f"is it really a {what}?"
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -122,16 +130,20 @@ def _read_text(source: Path | Traversable, limit_bytes: int, *, what: str, code:
         ) from None
 
 
-def _refuse_recursion(label: str, tree: Tree) -> None:
-    workers = tree.data.get("workers")
-    for index, worker in enumerate(workers if isinstance(workers, list) else []):
-        if isinstance(worker, dict) and worker.get("kind") == "conductor":
-            line = tree.line(("workers", index, "kind"))
-            raise InputError(
-                "recursion-not-supported",
-                f"{label}:{line}: workers[{index}]: a Conductor as a worker is not supported yet",
-                hint="remove this worker; recursion comes with a later version",
-            )
+# What pydantic says in its own words, in words for the author of a file.
+_WORDS = {
+    "extra_forbidden": "unknown key",
+    "missing": "is missing",
+    "int_type": "must be a whole number, without quotes",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number, without quotes",
+    "bool_type": "must be true or false, without quotes",
+    "string_type": "must be text; a number or a word like `true` needs quotes",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of names and values",
+    "model_type": "must be a mapping of names and values",
+}
 
 
 def _findings(error: ValidationError, tree: Tree) -> list[Problem]:
@@ -139,12 +151,24 @@ def _findings(error: ValidationError, tree: Tree) -> list[Problem]:
     for item in error.errors(include_input=False, include_url=False, include_context=False):
         path = tuple(part for part in item["loc"] if not _is_branch(part))
         text = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            text = "unknown key"
-        elif item["type"] == "missing":
-            text = "is missing"
-        found.append(Problem(tree.line(path), path, text))
+        if item["type"] == "too_short" and path == ("workers",):
+            # pydantic also says this when a worker is there and wrong, and then its own problem says it better.
+            if tree.data["workers"]:
+                continue
+            text = "a pool needs at least one worker"
+        found.append(Problem(tree.line(path), path, _WORDS.get(item["type"], text)))
     return found
+
+
+def _causes(read: list[Problem], found: list[Problem]) -> list[Problem]:
+    """All problems without those that only follow from another: what stands at or around a place that was not read."""
+    unread = {problem.path for problem in read}
+
+    def follows(problem: Problem) -> bool:
+        missing = problem.text == _WORDS["missing"] and problem.path[:-1] in unread
+        return missing or any(path[: len(problem.path)] == problem.path for path in unread)
+
+    return read + [problem for problem in found if not follows(problem)]
 
 
 def _is_branch(part: str | int) -> bool:
@@ -173,6 +197,9 @@ def _read_templates(
             conductor.prompt_name, ("conductor", "prompt"), CONDUCTOR_PLACES, frozenset({"task", "workers"})
         ),
         repair=read(conductor.repair_prompt, ("conductor", "repair_prompt"), REPAIR_PLACES, frozenset({"errors"})),
+        revise=read(conductor.revise_prompt, ("conductor", "revise_prompt"), REVISE_PLACES, frozenset({"answer"}))
+        if pool_file.policy.rounds_max > 1
+        else "",
         worker=read(pool_file.worker_prompt, ("worker_prompt",), WORKER_PLACES, frozenset({"subtask"})),
     )
 
@@ -186,7 +213,11 @@ def _template_text(name: str, folder: Path | Traversable | None) -> str:
     packaged = files("worker_pools") / "prompts" / name
     if "/" not in name and packaged.is_file():
         return _read_text(packaged, TEMPLATE_BYTES_MAX, what="template", code="pool-invalid")
-    raise InputError("pool-invalid", f"there is no template {name!r}, neither beside the pool file nor packaged")
+    raise InputError(
+        "pool-invalid",
+        f"there is no template {name!r}, neither beside the pool file nor packaged",
+        hint="put the template beside the pool file",
+    )
 
 
 def _invalid(label: str, problems: list[Problem]) -> InputError:

@@ -10,8 +10,10 @@ import re
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 
+from worker_pools.pool.fields import Count, Flag, Frozen, Seconds, Slug, Tokens, WorkerName
+from worker_pools.pool.policy import Policy
 from worker_pools.prices import Price
 from worker_pools.secrets import SecretRef
 
@@ -51,6 +53,8 @@ RESERVED_PARAMETERS = frozenset(
 )
 # Reasoning models of OpenAI take only the default sampling; the chat variants of gpt-5 take any.
 _FIXED_SAMPLING = re.compile(r"^(gpt-5(?!.*chat)|o[134](-|$))", re.IGNORECASE)
+# Since 5.1 they take any while they do not reason.
+_REASONING_CAN_BE_OFF = re.compile(r"^gpt-5\.[1-9]", re.IGNORECASE)
 
 
 def _inline_secret(value: Any) -> Any:
@@ -61,17 +65,9 @@ def _inline_secret(value: Any) -> Any:
 
 
 ApiKey = Annotated[SecretRef, BeforeValidator(_inline_secret)]
-Slug = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
-WorkerName = Annotated[str, Field(min_length=1, max_length=64)]
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-Tokens = Annotated[int, Field(ge=1, le=100_000_000)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Timeouts(_Frozen):
+class Timeouts(Frozen):
     """Limits of one attempt, in seconds. All of them are enforced by the adapter, on the monotonic clock."""
 
     call_s: Seconds = Field(default=600.0, description="Longest duration of one attempt.")
@@ -79,13 +75,15 @@ class Timeouts(_Frozen):
     idle_s: Seconds = Field(default=120.0, description="Longest pause between two tokens.")
 
 
-class Worker(_Frozen):
+class Worker(Frozen):
     """One named model: where it is, what it may be sent, what it costs."""
 
     name: WorkerName = Field(description="Unique in the pool, whatever the case; not digits only.")
     description: str = Field(min_length=1, max_length=2000, description="What the Conductor is told about this worker.")
     kind: Literal["model", "conductor"] = Field(
-        default="model", description="`conductor` makes the step a planning problem of its own (not supported yet)."
+        default="model",
+        description="`conductor` is the pool's own Conductor: it plans the step as a run of its own. Such a worker has "
+        "only a name, a description, a clearance and fallbacks.",
     )
     adapter: Literal["openai", "litellm"] = Field(
         default="openai", description="`openai` for every OpenAI-compatible endpoint, `litellm` for other providers."
@@ -107,14 +105,23 @@ class Worker(_Frozen):
         default_factory=dict, description="Sent with each request as they stand, for example `temperature`."
     )
     timeouts: Timeouts = Timeouts()
-    attempts_max: int = Field(default=4, ge=1, le=100, description="Attempts of one step before it counts as failed.")
+    attempts_max: Annotated[Count, Field(ge=1, le=100)] = Field(
+        default=4, description="Attempts of one step before it counts as failed."
+    )
+    retry_after_max_s: Seconds = Field(
+        default=900.0,
+        description="Longest wait that a provider may ask for before the next attempt; for more the step fails.",
+    )
     max_tokens_parameter: Literal["max_tokens", "max_completion_tokens"] = Field(
         default="max_tokens", description="The request field in which the endpoint expects `output_tokens_max`."
     )
     clearance: str | None = Field(
         default=None, min_length=1, max_length=64, description="Label of the data this worker may see."
     )
-    fallbacks: tuple[WorkerName, ...] = Field(default=(), description="Workers to try in turn when this one fails.")
+    fallbacks: tuple[WorkerName, ...] = Field(
+        default=(),
+        description="Workers that get a step in turn when this one fails for good; needs `on_failed_step: fallback`.",
+    )
 
     @field_validator("name")
     @classmethod
@@ -124,6 +131,15 @@ class Worker(_Frozen):
         if name.isdigit():
             raise ValueError("a worker's name must not be digits only, because plans also name workers by number")
         return name
+
+    @field_validator("description")
+    @classmethod
+    def _one_line(cls, description: str) -> str:
+        # The Conductor reads one line for each worker; a line break would look like another worker.
+        folded = " ".join(description.split())
+        if not folded:
+            raise ValueError("a description says what the worker is good at")
+        return folded
 
     @field_validator("base_url")
     @classmethod
@@ -175,13 +191,18 @@ class Conductor(Worker):
     repair_prompt: str = Field(
         default="conductor-repair.txt", max_length=1024, description="Template for asking again after an invalid plan."
     )
+    revise_prompt: str = Field(
+        default="conductor-revise.txt",
+        max_length=1024,
+        description="Template for showing a finished round; used where `policy.rounds_max` is above 1.",
+    )
     structured_output: Literal["json-schema", "none"] = Field(
         default="none", description="Whether the endpoint takes a JSON schema that constrains the answer."
     )
-    subtask_chars_max: int | None = Field(
-        default=None, ge=20, le=100_000, description="Bound of a subtask in the schema; small models ramble."
+    subtask_chars_max: Annotated[Count, Field(ge=20, le=100_000)] | None = Field(
+        default=None, description="Bound of a subtask in the schema; small models ramble."
     )
-    last_step_reads: bool = Field(
+    last_step_reads: Flag = Field(
         default=False, description="Whether the schema demands a last step that reads an earlier one."
     )
 
@@ -198,27 +219,7 @@ class Conductor(Worker):
         return self.prompt or default
 
 
-class Policy(_Frozen):
-    """What a run of this pool may do and what happens when something goes wrong."""
-
-    steps_max: int = Field(default=5, ge=1, le=64, description="Most steps of one plan.")
-    unread_steps: Literal["run", "skip", "reject"] = Field(
-        default="run", description="Steps that no later step reads and that are not the last one."
-    )
-    on_invalid_plan: str = Field(
-        default="fail",
-        pattern=r"^[a-z0-9-]{1,64}$",
-        description="`fail`, or the name of a plan template to run instead.",
-    )
-    plan_repairs_max: int = Field(default=2, ge=0, le=10, description="Times an invalid plan is sent back.")
-    on_failed_step: Literal["fail", "wait", "fallback"] = "fail"
-    rounds_max: int = Field(default=1, ge=1, le=16, description="Planning rounds of one run.")
-    deadline_s: Annotated[float, Field(gt=0, le=31_536_000, allow_inf_nan=False)] | None = Field(
-        default=None, description="Seconds from a run's start to its deadline."
-    )
-
-
-class PoolFile(_Frozen):
+class PoolFile(Frozen):
     """A pool file as its author writes it."""
 
     name: Slug
@@ -227,28 +228,15 @@ class PoolFile(_Frozen):
     worker_prompt: str = Field(default="worker.txt", max_length=1024, description="Template for the workers' prompts.")
     policy: Policy = Policy()
 
-    @model_validator(mode="after")
-    def _names_agree(self) -> Self:
-        seen: set[str] = set()
-        for worker in self.workers:
-            folded = worker.name.casefold()
-            if folded in seen:
-                raise ValueError(f"two workers are called {worker.name!r} (case does not count)")
-            seen.add(folded)
-        names = {worker.name for worker in self.workers}
-        for worker in self.workers:
-            unknown = [name for name in worker.fallbacks if name not in names or name == worker.name]
-            if unknown:
-                raise ValueError(f"worker {worker.name!r} falls back on {unknown[0]!r}, which is not another worker")
-        return self
 
-
-class Templates(_Frozen):
+class Templates(Frozen):
     """The texts of a pool's prompt templates, as they were when the pool was read."""
 
     conductor: str
     repair: str
     worker: str
+    # Empty where a run has one round only.
+    revise: str = ""
 
 
 class Pool(PoolFile):
@@ -302,8 +290,16 @@ def _split_address(url: str) -> Any:
 
 
 def _check_sampling(model: str, parameters: dict[str, JsonValue]) -> None:
-    if not _FIXED_SAMPLING.match(model.rsplit("/", 1)[-1]):
+    name = model.rsplit("/", 1)[-1]
+    thinking = parameters.get("thinking")
+    if "claude" in name.lower() and isinstance(thinking, dict) and thinking.get("type") != "disabled":
+        # Anthropic, "Extended thinking": neither temperature nor top_k may be changed, top_p only slightly.
+        for parameter in ("temperature", "top_k"):
+            if parameter in parameters and (parameter == "top_k" or parameters[parameter] != 1):
+                raise ValueError(f"{model} refuses `{parameter}` while it thinks; remove it from `parameters`")
+    reasons = not (_REASONING_CAN_BE_OFF.match(name) and parameters.get("reasoning_effort") == "none")
+    if not _FIXED_SAMPLING.match(name) or not reasons:
         return
-    for name in ("temperature", "top_p"):
-        if name in parameters and parameters[name] != 1:
-            raise ValueError(f"{model} refuses `{name}`; remove it from `parameters`")
+    for parameter in ("temperature", "top_p"):
+        if parameter in parameters and parameters[parameter] != 1:
+            raise ValueError(f"{model} refuses `{parameter}`; remove it from `parameters`")

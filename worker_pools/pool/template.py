@@ -16,7 +16,11 @@ TEMPLATE_BYTES_MAX = 262_144
 
 CONDUCTOR_PLACES = frozenset({"task", "workers", "steps_max", "nonce"})
 REPAIR_PLACES = frozenset({"plan", "errors"})
+REVISE_PLACES = frozenset({"plan", "answer"})
 WORKER_PLACES = frozenset({"task", "steps", "subtask", "final", "nonce"})
+
+# Places that may be filled with nothing: a first step reads no other, and only the last one is final.
+MAY_BE_EMPTY = frozenset({"steps", "final"})
 
 _PLACE = re.compile(r"\{\{([a-z_]+)\}\}")
 _SECTION = re.compile(r"^=== (system|user) ===[ \t]*\r?$", re.MULTILINE)
@@ -63,7 +67,11 @@ def fill(text: str, values: Mapping[str, str]) -> str:
 
 def check_template(template: str, *, allowed: frozenset[str], required: frozenset[str]) -> None:
     """Raises ValueError, in words for the template's author, where the template cannot be used."""
-    sections(template)
+    for section in sections(template):
+        filled = _PLACE.sub(lambda match: "" if match[1] in MAY_BE_EMPTY else match[1], section.text)
+        if not filled.strip():
+            # Some providers refuse a request with an empty message.
+            raise ValueError(f"the {section.role} section can be empty")
     found = places(template)
     unknown = sorted(found - allowed)
     if unknown:

@@ -8,6 +8,7 @@ value may be a secret.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -113,11 +114,28 @@ class _Reader:
             return self._problem(node.start_mark.line + 1, path, "a value that YAML's safe rules do not allow")
         if (isinstance(value, int | float) and not _in_json(value)) or not _is_text(str(node.value)):
             return self._problem(node.start_mark.line + 1, path, "a number or a character that JSON cannot hold")
+        if not _means_what_it_says(value, str(node.value)):
+            text = (
+                "YAML reads this as a number or truth value in its own way; write plain digits, true, false, or quotes"
+            )
+            return self._problem(node.start_mark.line + 1, path, text)
         # Dates and byte strings are YAML's own idea; nothing in a pool is one, and JSON cannot hold them.
         return value if value is None or isinstance(value, str | bool | int | float) else str(node.value)
 
     def _problem(self, line: int, path: Path, text: str) -> None:
         self.problems.append(Problem(line, path, text))
+
+
+# Numbers as JSON writes them, and the decimal point at either end. YAML 1.1 also reads 1_0 as 10, 010 as 8, 1:30 as 90.
+_OWN_READING = "YAML reads this as a number or truth value in its own way; write plain digits, true, false, or quotes"
+_PLAIN_NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+
+
+def _means_what_it_says(value: Any, written: str) -> bool:
+    """Whether people read a scalar as YAML does."""
+    if isinstance(value, bool):
+        return written.lower() in {"true", "false"}
+    return not isinstance(value, int | float) or bool(_PLAIN_NUMBER.fullmatch(written))
 
 
 def _in_json(value: float) -> bool:

@@ -164,6 +164,12 @@ def test_output_is_the_stored_text_and_nothing_else(home: PodiumHome, provider: 
     done = home.podium("output", run_id, "--step", "0")
     assert (done.code, done.out_bytes, done.err) == (0, text.encode(), "")
     assert home.podium("output", run_id, "--step", "0", "--round", "0").out_bytes == text.encode()
+    found = home.podium("output", run_id, "--step", "0", "--json").valid_json("output")
+    assert found == {"schema_version": 1, "id": run_id, "round": 0, "step": 0, "text": text}
+    answer = home.podium("output", run_id, "--json").valid_json("output")
+    assert (answer["round"], answer["step"]) == (None, None)
+    assert answer["text"] == home.podium("output", run_id).out
+    assert home.podium("output", run_id, "--step", "7", "--json").error_code == "step-unknown"
     assert home.podium("output", run_id).out_bytes == home.podium("output", run_id, "--step", "1").out_bytes
     assert home.podium("output", run_id, "--step", "2").code == 2
     assert home.podium("output", run_id, "--step", "0", "--round", "1").code == 2
@@ -197,6 +203,10 @@ def test_the_same_idempotency_key_gives_the_same_run_and_another_request_is_refu
     again = home.run("Once.", "--idempotency-key", "k1", "--json", plan=ONE)
     assert (again.code, again.json["id"]) == (0, first)
     assert provider.count == 1
+    # This command's start and that call have nothing to do with each other.
+    told = home.run("Once.", "--idempotency-key", "k1", plan=ONE)
+    assert "was created by an earlier request" in told.err
+    assert "first call" not in told.err
     other = home.run("Twice.", "--idempotency-key", "k1", "--json", plan=ONE)
     assert (other.code, other.error_code) == (1, "idempotency-conflict")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ExitCode, InputError, UnavailableError
-from engine.keeper.home import FORMAT, RUN_PATH_BYTES_MAX, lock_home, open_home
+from engine.keeper.home import FORMAT, RUN_PATH_BYTES_MAX, leave_run_folder, lock_home, open_home
 from engine.keeper.logs import LogFile
 from tests.support.processes import (
     IS_ROOT,
@@ -90,7 +90,7 @@ def test_a_file_in_the_place_of_a_folder_is_a_clear_error(tmp_path: Path, below:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("text", [f"{FORMAT + 1}\n", "9999999999\n", "something else\n", "²\n"])
+@pytest.mark.parametrize("text", [f"{FORMAT + 1}\n", "9999999999\n"])
 def test_a_home_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path, text: str) -> None:
     home = open_home(tmp_path / "home")
     home.version_path.write_text(text, encoding="utf-8")
@@ -101,6 +101,19 @@ def test_a_home_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path, 
     assert caught.value.exit_code == ExitCode.UNAVAILABLE
     assert home.version_path.read_text(encoding="utf-8") == text
     assert sorted(home.root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("text", ["", "\n", "something else\n", "²\n", "0\n", "-1\n", "1.5\n", "1" * 5000])
+def test_a_damaged_version_file_is_not_called_newer(tmp_path: Path, text: str) -> None:
+    home = open_home(tmp_path / "home")
+    home.version_path.write_text(text, encoding="utf-8")
+    with pytest.raises(UnavailableError) as caught:
+        open_home(home.root)
+    assert caught.value.code == "home-damaged"
+    assert str(home.version_path) in caught.value.message
+    assert "newer" not in caught.value.message
+    assert caught.value.hint
+    assert home.version_path.read_text(encoding="utf-8") == text
 
 
 def test_an_interrupted_first_opening_is_finished_by_the_next(tmp_path: Path) -> None:
@@ -162,6 +175,28 @@ def test_sockets_of_a_deep_home_go_to_a_short_private_folder_that_it_remembers(t
         moved.run_dir.rmdir()
     finally:
         home.run_dir.rmdir()
+
+
+def test_the_sockets_folder_goes_when_it_is_empty_and_ours(tmp_path: Path) -> None:
+    home = open_home(deep(tmp_path))
+    (home.run_dir / "something").touch()
+    leave_run_folder(home)
+    assert home.run_dir.exists()
+    (home.run_dir / "something").unlink()
+    leave_run_folder(home)
+    assert not home.run_dir.exists()
+    leave_run_folder(home)
+    near = open_home(tmp_path / "near")
+    leave_run_folder(near)
+    assert near.run_dir.exists()
+
+
+def test_a_note_of_the_sockets_folder_that_is_garbage_is_not_followed(tmp_path: Path) -> None:
+    home = open_home(deep(tmp_path))
+    (home.root / "run-path").write_bytes(b"\xff\xfe/etc")
+    again = open_home(home.root)
+    assert again == home
+    leave_run_folder(home)
 
 
 @pytest.mark.parametrize("trap", ["link", "open", "foreign"])

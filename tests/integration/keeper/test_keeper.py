@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import subprocess
 import sys
@@ -83,6 +84,55 @@ def test_up_runs_in_the_foreground_and_ends_cleanly_on_a_signal(provider: Provid
         assert not [one for one in psutil.process_iter() if str(home.home) in " ".join(_cmdline(one))]
 
 
+def test_up_takes_over_from_a_keeper_in_the_background_and_its_runs_go_on(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        provider.script({"text": "Late.", "delay_headers_s": 60}, times=1)
+        run_id = home.run("Wait.", "--template", "single", "--detach").out.strip()
+        provider.wait_for(1, timeout_s=60)
+        background = home.home.joinpath("lock").read_text()
+        up = home.start("up")
+        wait_for(lambda: home.home.joinpath("lock").read_text() == f"{up.pid}\n", 60)
+        assert home.home.joinpath("lock").read_text() != background
+        watched = home.podium("watch", run_id, "--json")
+        assert watched.code == 0, watched.err
+        assert watched.json["state"] == "succeeded"
+        # A second one does not take over from the first, which somebody sits before.
+        second = home.podium("up")
+        assert second.code == 1
+        assert "another `podium up`" in second.err
+        up.terminate()
+        _, err = up.communicate(timeout=60)
+        assert up.returncode == 0
+        assert "taking over from the keeper in the background" in err
+        assert lock_is_free(home.home)
+
+
+def test_upgrade_of_embedded_servers_starts_them_and_finds_nothing_left_to_do(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        done = home.podium("db", "upgrade")
+        assert done.code == 0, done.err
+        assert re.fullmatch(r"the embedded servers upgrade themselves; the schema is \d{4}\n", done.out)
+        found = home.podium("db", "upgrade", "--json").valid_json("db-upgrade")
+        assert found["applied"] == []
+        assert done.out.endswith(f" {found['revision']}\n")
+
+
+def test_the_sockets_folder_of_a_deep_home_goes_with_the_keeper(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        home.home = home.folder / ("d" * 100) / "home"
+        assert home.podium("list").code == 0
+        assert home.run("Hello.", "--template", "single").code == 0
+        folder = open_home(home.home).run_dir
+        assert folder.parent != home.home
+        assert home.podium("down").code == 0
+        assert not folder.exists()
+        # Looking whether there is something to stop leaves nothing either.
+        assert home.podium("down").code == 0
+        assert not folder.exists()
+        # And the home is as good as ever.
+        assert home.podium("list", "--json").json[0]["state"] == "succeeded"
+
+
 def test_down_stops_the_keeper_and_says_when_there_is_none(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         assert home.run("Hello.", "--template", "single").code == 0
@@ -91,6 +141,10 @@ def test_down_stops_the_keeper_and_says_when_there_is_none(provider: Provider) -
         again = home.podium("down")
         assert again.code == 0
         assert "nothing was running" in again.err
+        assert home.podium("list").code == 0
+        done = home.podium("down", "--json")
+        assert done.valid_json("down") == {"schema_version": 1, "home": str(home.home), "stopped": True}
+        assert home.podium("down", "--json").valid_json("down")["stopped"] is False
 
 
 def test_the_socket_and_the_home_are_closed_to_others(provider: Provider) -> None:

@@ -24,6 +24,7 @@ import pytest
 
 from engine.keeper.account import ACCOUNT
 from engine.keeper.cluster import find_programs
+from engine.keeper.home import open_home
 from tests.support.processes import (
     IS_ROOT,
     OTHER_UID,
@@ -174,7 +175,7 @@ def test_a_first_set_up_that_was_killed_is_done_again_there_too(cage: Cage, tmp_
         assert one(cage, holder.facts(), "SELECT 1") == 1
         assert holder.end() == 0
     base = next((cage.folder / "lib").iterdir())
-    assert sorted(path.name.split("-")[0] for path in base.iterdir()) == ["cluster", "programs", "run"]
+    assert sorted(path.name.split("-")[0] for path in base.iterdir()) == ["cluster", "home", "programs", "run"]
     assert not any(path.name.endswith(".new") for path in base.iterdir())
 
 
@@ -187,6 +188,38 @@ def test_a_database_made_with_namespaces_is_never_silently_replaced(cage: Cage, 
         assert holder.facts()["code"] == "postgres-not-as-root"
         assert holder.end() == 5
     assert list((cage.folder / "lib").iterdir()) == []
+
+
+def test_a_copy_of_a_home_is_refused_and_a_moved_home_keeps_its_database(cage: Cage, tmp_path: Path) -> None:
+    root, copy = tmp_path / "home", tmp_path / "copy"
+    with Holder(root, "postgres", prefix=cage.enter()) as holder:
+        first = holder.facts()
+        base = cage.outside(first["postgres"]["url"])
+        shutil.copytree(root, copy, ignore=shutil.ignore_patterns("run", "lock"))
+        with Holder(copy, "postgres", prefix=cage.enter()) as second:
+            facts = second.facts()
+            assert facts["code"] == "home-copied", facts
+            assert second.end() == 5
+        # The one that it came from did not notice.
+        assert one(cage, first, "SELECT 1") == 1
+        assert holder.end() == 0
+    shutil.rmtree(root)
+    with Holder(copy, "postgres", prefix=cage.enter()) as holder:
+        facts = holder.facts()
+        assert cage.outside(facts["postgres"]["url"]) == base
+        assert one(cage, facts, "SELECT 1") == 1
+        assert holder.end() == 0
+
+
+@pytest.mark.parametrize("text", ["", ".", "/etc", "/var/lib", "/var/lib/podium-x/../../../etc", "/var/lib/dpkg"])
+def test_a_damaged_note_of_the_folder_leads_nowhere(cage: Cage, tmp_path: Path, text: str) -> None:
+    before = permissions(Path("/etc"), Path("/var/lib"), cage.folder / "etc", cage.folder / "lib")
+    root = tmp_path / "home"
+    (open_home(root).postgres_dir / "base").write_text(text)
+    with Holder(root, "postgres", prefix=cage.enter()) as holder:
+        assert holder.facts()["code"] == "home-damaged"
+        assert holder.end() == 5
+    assert permissions(Path("/etc"), Path("/var/lib"), cage.folder / "etc", cage.folder / "lib") == before
 
 
 def test_an_account_of_a_person_is_not_used(cage: Cage, tmp_path: Path) -> None:

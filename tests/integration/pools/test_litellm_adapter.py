@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 
+from engine import contracts
 from tests.support.provider import Provider
 from worker_pools.adapters import CallFailed, Message, ModelCall, judge
+from worker_pools.adapters.litellm import LIBRARY_TIMEOUT_EXTRA_S
 from worker_pools.pool import Timeouts, Worker
 from worker_pools.pool.file import parse_pool
 from worker_pools.pool_check import check_pool
@@ -27,6 +32,8 @@ PROTOCOLS = {
     "anthropic": "anthropic/claude-sonnet-4-20250514",
     "gemini": "gemini/gemini-2.5-pro",
 }
+# litellm reads past what is no event, so of a page in place of a stream it sees only that no answer came.
+UNREADABLE = {"reply-unreadable", "stream-cut"}
 LIMITS = {"call_s": 60, "first_token_s": 60, "idle_s": 60}
 
 
@@ -170,6 +177,151 @@ async def test_cancelling_and_timing_out_close_the_connection(adapter, call, pro
     await asyncio.to_thread(provider.wait_disconnected, 2)
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "failure_code"),
+    [
+        ({"text": "I cannot help.", "finish_reason": "content_filter"}, {"refused", "content-filtered"}),
+        ({"text": "", "reasoning": "VAULT-7"}, {"empty-answer"}),
+        ({"text": "   \n"}, {"empty-answer"}),
+        ({"text": "", "reasoning": "so " * 500, "finish_reason": "length"}, {"truncated-thinking"}),
+    ],
+)
+async def test_a_reply_without_an_answer_is_none_in_any_protocol(adapter, call, provider, behaviour, failure_code):
+    """G2-05, G2-07."""
+    provider.script(behaviour)
+    reply = await adapter.call(call, lambda _: None)
+    assert judge(reply).failure in failure_code
+    assert reply.reasoning == behaviour.get("reasoning", "")
+    assert "VAULT-7" not in reply.text
+    assert provider.count == 1
+
+
+async def test_a_prompt_that_gemini_blocks_is_declined(adapter, call, provider):
+    """G2-05: a success without any candidate."""
+    if "gemini" not in call.worker.model:
+        pytest.skip("Gemini's own way")
+    blocked = {"promptFeedback": {"blockReason": "SAFETY"}, "modelVersion": "m"}
+    usage = {"promptTokenCount": 5, "totalTokenCount": 5}
+    provider.script({"raw_body": json.dumps(blocked | {"usageMetadata": usage})}, times=None)
+    assert judge(await adapter.call(call, lambda _: None)).failure == "content-filtered"
+    assert provider.count == 1
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
+async def test_what_libraries_like_to_retry_is_sent_once(adapter, call, provider, status):
+    """G2-17: an SDK of its own would repeat each of these."""
+    provider.script({"status": status}, times=None)
+    caught = await failure(adapter, call)
+    assert (caught.entry.kind, provider.count) == ("retryable", 1)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "codes"),
+    [
+        ({"cut_head": 0, "end": "break"}, {"connection-lost"}),
+        ({"cut_head": 0, "end": "reset"}, {"connection-lost"}),
+        ({"cut_head": 20, "end": "break"}, {"connection-lost"}),
+        ({"cut_head": 20, "end": "reset"}, {"connection-lost"}),
+        ({"raw_stream": "", "end": "break"}, {"connection-lost", "stream-cut"}),
+        ({"raw_stream": "", "end": "reset"}, {"connection-lost", "stream-cut"}),
+        ({"raw_body": "<html>sign in</html>", "headers": {"Content-Type": "text/html"}}, UNREADABLE),
+        ({"status": 502, "raw_body": "<html>Bad Gateway</html>"}, {"server-error"}),
+        ({"status": 403, "raw_body": "<html>Just a moment...</html>"}, {"permission-denied"}),
+    ],
+)
+async def test_a_line_that_breaks_and_a_page_instead_of_a_reply_have_their_codes(
+    adapter, call, provider, behaviour, codes
+):
+    provider.script(behaviour, times=None)
+    caught = await failure(adapter, call)
+    assert caught.code in codes
+    assert caught.sent
+    assert provider.count == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirect_is_never_followed(adapter, call, provider, status):
+    """The prompt and the key would go to a host that the pool does not name."""
+    provider.script({"status": status, "headers": {"Location": f"{provider.root_url}/elsewhere"}}, times=None)
+    caught = await failure(adapter, call)
+    assert (caught.code, caught.status) == ("redirected", status)
+    assert provider.count == 1
+
+
+async def test_a_port_without_a_server_means_that_nothing_was_sent(adapter, call):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        worker = call.worker.model_copy(update={"base_url": f"http://127.0.0.1:{free.getsockname()[1]}"})
+    caught = await failure(adapter, replace(call, worker=worker))
+    assert (caught.code, caught.sent, caught.billable) == ("connection-failed", False, False)
+
+
+async def test_reset_headers_reach_us_through_litellm(adapter, call, provider):
+    """G2-01."""
+    told = {
+        "retry-after-ms": "1250",
+        "x-ratelimit-reset-requests": "6m0s",
+        "x-ratelimit-remaining-requests": "0",
+        "anthropic-ratelimit-input-tokens-reset": "2026-11-30T12:00:10Z",
+    }
+    provider.script({"status": 429, "headers": told}, times=None)
+    assert (await failure(adapter, call)).retry_headers == told
+
+
+async def test_a_large_limit_of_tokens_is_one_streamed_request(adapter, call, provider):
+    """G2-15: Anthropic's SDK refuses 32,000 tokens without streaming, on the client."""
+    call = replace(call, worker=call.worker.model_copy(update={"output_tokens_max": 32_000}))
+    provider.script({"text": "long"})
+    assert (await adapter.call(call, lambda _: None)).text == "long"
+    assert provider.count == 1
+
+
+async def test_the_messages_are_such_as_claude_takes(adapter, call, provider):
+    """G2-09: no last message by the assistant, no blank content, no blank end, also after litellm's hands."""
+    if "gemini" in call.worker.model:
+        pytest.skip("Gemini has no such rules")
+    provider.script({"strict_messages": True, "text": "taken"}, times=None)
+    assert (await adapter.call(call, lambda _: None)).text == "taken"
+    assert provider.count == 1
+
+
+async def test_a_temperature_that_litellm_knows_to_be_refused_is_refused_before_any_request(adapter, call, provider):
+    """G2-10: the pool file refuses it too; this is what a model does that the file's check does not know."""
+    if "openai" not in call.worker.model:
+        pytest.skip("a model of OpenAI")
+    call = replace(call, worker=call.worker.model_copy(update={"model": "openai/gpt-5"}))
+    caught = await failure(adapter, call)
+    assert (caught.code, caught.sent, caught.parameters_sent["temperature"]) == ("parameter-refused", False, 0.2)
+    assert provider.count == 0
+
+
+async def test_no_limit_of_the_library_is_shorter_than_the_workers(adapter, call, provider, monkeypatch):
+    """G2-15: the limit that litellm is given is the one that its HTTP client keeps, and ours comes first."""
+    provider.script({"delay_headers_s": 30}, times=None)
+    worker = call.worker.model_copy(update={"timeouts": Timeouts(call_s=3600, first_token_s=1800, idle_s=1800)})
+    # Turned round for once: with the library's limit at one second and ours at half an hour, one second it is.
+    monkeypatch.setattr("worker_pools.adapters.litellm.LIBRARY_TIMEOUT_EXTRA_S", -3599.0)
+    start = time.monotonic()
+    assert (await failure(adapter, replace(call, worker=worker))).code == "call-timeout"
+    assert 0.9 < time.monotonic() - start < 20
+    monkeypatch.undo()
+    assert 0 < LIBRARY_TIMEOUT_EXTRA_S < contracts.CALL_MARGIN_S
+
+
+def test_the_sockets_of_litellm_ask_for_signs_of_life():
+    """G2-15: read at import time, so looked at in a process of its own."""
+    program = (
+        "from worker_pools.adapters.litellm_library import import_litellm\n"
+        "import_litellm()\n"
+        "import socket\n"
+        "from litellm.llms.custom_httpx.http_handler import build_aiohttp_keepalive_socket_factory as build\n"
+        "made = build()((socket.AF_INET, socket.SOCK_STREAM, 0, '', ('127.0.0.1', 9)))\n"
+        "assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1\n"
+        "made.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
 async def test_a_model_without_a_provider_is_refused_before_any_request(adapter, call, provider):
     worker = call.worker.model_copy(update={"model": "no-such-thing"})
     caught = await failure(adapter, ModelCall(worker, call.messages, "a", api_key="canary-key"))
@@ -195,7 +347,7 @@ def test_the_import_fetches_nothing_and_prints_nothing():
         "def hook(name, args):\n"
         "    if name in ('socket.connect', 'socket.getaddrinfo'): print('NETWORK', args, file=sys.stderr)\n"
         "sys.addaudithook(hook)\n"
-        "from worker_pools.adapters.litellm import knows_model\n"
+        "from worker_pools.adapters.litellm_library import knows_model\n"
         "assert knows_model('anthropic/claude-sonnet-4-20250514') and not knows_model('no-such-thing')\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)

@@ -14,7 +14,8 @@ import psycopg
 import pytest
 
 from engine.errors import RefusedError
-from engine.store.attempts import Closing, Opening, close_step_attempt, open_attempt
+from engine.store.attempts import Opening, open_attempt
+from engine.store.closing import Closing, close_step_attempt
 from engine.store.database import Database
 from engine.store.run_writer import AttemptResult
 from engine.store.runs import create_run

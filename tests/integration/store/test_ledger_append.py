@@ -12,7 +12,8 @@ import rfc8785
 from engine.ledger.commitment import ARTIFACT_DOMAIN, commitment
 from engine.ledger.entry import GENESIS, EntryPlace, Event, entry_bytes, entry_hash
 from engine.store import queries
-from engine.store.attempts import close_step_attempt, open_attempt
+from engine.store.attempts import open_attempt
+from engine.store.closing import close_step_attempt
 from engine.store.database import Database
 from engine.store.exchange import Connection, exchange
 from engine.store.run_writer import lock_run

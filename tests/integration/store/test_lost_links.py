@@ -13,7 +13,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.store import queries
-from engine.store.attempts import Closing, close_step_attempt, open_attempt
+from engine.store.attempts import open_attempt
+from engine.store.closing import Closing, close_step_attempt
 from engine.store.database import Database
 from engine.store.exchange import Connection, exchange
 from engine.store.inputs import read_step_inputs

@@ -6,7 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from engine.store.attempts import close_step_attempt, open_attempt
+from engine.store.attempts import open_attempt
+from engine.store.closing import close_step_attempt
 from engine.store.database import Database
 from engine.store.inputs import read_step_inputs
 from engine.store.runs import create_run

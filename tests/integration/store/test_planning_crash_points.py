@@ -11,7 +11,8 @@ from uuid import UUID
 import pytest
 
 from activities.plan_text import read_plan
-from engine.store.attempts import Closing, Opening, Ruling, open_attempt
+from engine.store.attempts import Opening, Ruling, open_attempt
+from engine.store.closing import Closing
 from engine.store.database import Database
 from engine.store.drafts import PlanDraft, RejectedPlan
 from engine.store.inputs import read_plan_inputs, read_steps

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from engine.errors import UnavailableError
-from engine.store.attempts import close_step_attempt, open_attempt
+from engine.store.attempts import open_attempt
+from engine.store.closing import close_step_attempt
 from engine.store.database import Database
 from engine.store.exchange import Connection, exchange
 from engine.store.ids import new_run_id

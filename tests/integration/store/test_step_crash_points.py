@@ -8,7 +8,8 @@ from decimal import Decimal
 import pytest
 
 from engine.errors import BugError
-from engine.store.attempts import close_step_attempt, open_attempt
+from engine.store.attempts import open_attempt
+from engine.store.closing import close_step_attempt
 from engine.store.database import Database
 from engine.store.run_writer import AttemptResult
 from engine.store.settling import Settlement, settle_run

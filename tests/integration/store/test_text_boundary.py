@@ -16,7 +16,8 @@ from engine.plan import canonical_plan
 from engine.plan.clean import clean_text
 from engine.service import Submission, prepare
 from engine.store.artifacts import text_draft
-from engine.store.attempts import Closing, close_step_attempt, open_attempt
+from engine.store.attempts import open_attempt
+from engine.store.closing import Closing, close_step_attempt
 from engine.store.database import Database
 from engine.store.drafts import RejectedPlan
 from engine.store.inputs import read_step_inputs
@@ -77,7 +78,7 @@ async def test_bytes_come_back_as_they_were_given(database: Database, tmp_path: 
     new = prepare(Submission(task=canary("task"), pool=pool, actor_id="tester", plan_text=text))
     assert new.plan is not None
     await create_run(database, new)
-    opened = opening(new.id, 0)
+    opened = opening(new.id, 0, worker=new.plan.plan.steps[0].worker)
     await open_attempt(database, opened)
     await close_step_attempt(database, answered(opened, canary("output")))
     run = await read_run(database, new.id)

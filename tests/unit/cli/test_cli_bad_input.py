@@ -33,6 +33,7 @@ def run(tmp_path: Path, *arguments: str | bytes, stdin: bytes = b"", env: dict[s
 def assert_refused(done: Done, code: str) -> None:
     assert (done.code, done.error_code) == (2, code)
     assert done.err.splitlines()[0].startswith("error: ")
+    assert done.json["error"]["hint"]
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,22 @@ def test_time_grows_no_faster_than_the_text(pattern):
     assert seconds(120_000) < 9 * seconds(30_000) + 0.1
 
 
+MARKS = [
+    *("# a ", " #", " // ", "#\n", "<!-- ", "\n/* ", "<!-- <think> -->", "<!-- model_id </think>", "model_id\n", " \n"),
+    *("<analysis>", "`<think>` ", "</", "< / ", "<|channel|>final ", "[THINK]", "x<aaaaaaaaaaaaaaaa_aaaaaaaaaaaaaaaa_"),
+    *("agent: 1\n", "tasks = ", "Final plan:\n", "final plan:", "| agent ", "subtasks[0] ", "x(model_id", "plan.x "),
+    *("- agent: 0\n  instruction: |\n# x\n", "\x85", "step\n- agent: 0\n"),
+]
+
+
+@pytest.mark.parametrize("pattern", MARKS)
+def test_a_megabyte_of_marks_round_a_plan_is_read_at_once(pattern):
+    half = (pattern * (1 << 19))[: (1 << 19) // len(pattern.encode()) * len(pattern) - len(PLAN)]
+    started = time.thread_time()
+    read(f"{half}\n{PLAN}\n{half}")
+    assert time.thread_time() - started < 2
+
+
 @pytest.mark.parametrize("pattern", ["[", '"a", ', "\\n", "é", "- a: b\n", '{"a":1}', "model_id = [0]\n", "\\"])
 def test_memory_is_a_small_multiple_of_the_text(pattern):
     body = (pattern * 60_000)[:60_000]

@@ -414,10 +414,7 @@ def test_a_bad_worker_is_an_error_that_names_the_step_and_the_pool(model_id, exp
 def test_nothing_is_ever_evaluated(value):
     """G1-12"""
     result = read(lists(value, TWO_STEPS, "[[], [0]]"))
-    if value.startswith("[0, 1]["):
-        assert [name for name, _, _ in steps(result)] == ["alpha", "beta"]  # what follows a list is prose
-    else:
-        assert not result.valid
+    assert not result.valid
 
 
 def test_a_name_that_fits_two_workers_without_case_is_refused():

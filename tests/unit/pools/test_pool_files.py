@@ -148,15 +148,22 @@ def test_a_secret_in_the_wrong_place_is_refused_and_never_repeated(old, new):
         ("name: checker", "name: ' x'", "white space"),
         ("model: m2", "", "`model` is missing"),
         ("base_url: https://host.example/v1", "", "needs a `base_url`"),
-        ("model: m2", "model: m2\n    fallbacks: [nobody]", "falls back on"),
-        ("model: m2", "model: m2\n    fallbacks: [checker]", "falls back on"),
+        ("model: m2", "model: m2\n    description: ' '", "stands twice"),
+        ("description: checks", "description: ' '", "what the worker is good at"),
         ("model: m2", "model: gpt-5\n    parameters: {temperature: 0.2}", "refuses `temperature`"),
         ("model: m2", "model: o3-mini\n    parameters: {top_p: 0.2}", "refuses `top_p`"),
         ("model: m2", "model: m2\n    context_tokens: 100", "larger than `context_tokens`"),
         ("model: m2", "model: m2\n    timeouts: {call_s: .inf}", "timeouts.call_s"),
         ("model: m2", "model: m2\n    price: {input_usd_per_mtok: -1, output_usd_per_mtok: 1}", "price.input"),
         ("model: m2", "model: m2\n    price: {input_usd_per_mtok: .nan, output_usd_per_mtok: 1}", "price.input"),
-        ("model: m2", "model: m2\n    price: {input_usd_per_mtok: yes, output_usd_per_mtok: 1}", "decimal number"),
+        ("model: m2", "model: m2\n    price: {input_usd_per_mtok: true, output_usd_per_mtok: 1}", "decimal number"),
+        ("model: m2", "model: m2\n    price: {input_usd_per_mtok: '1_0', output_usd_per_mtok: 1}", "decimal number"),
+        (
+            "model: m2",
+            "model: claude-x\n    parameters: {thinking: {type: enabled}, temperature: 0.2}",
+            "while it thinks",
+        ),
+        ("model: m2", "model: gpt-5.2\n    parameters: {temperature: 0.2}", "refuses `temperature`"),
         ("model: m2", "model: m2\n    price: {input_usd_per_mtok: 1}", "output_usd_per_mtok: is missing"),
         ("model: m2", "model: m2\n    parameters: {seed: 9007199254740993}", "parameters.seed: a number"),
         ("model: m2", "model: m2\n    parameters: {top_p: .inf}", "parameters.top_p: a number"),
@@ -184,10 +191,17 @@ def test_models_that_take_a_temperature_may_have_one(model):
     parse_pool(GOOD.replace("model: m2", f"model: {model}\n    parameters: {{temperature: 0.2}}"), label="x")
 
 
-def test_a_conductor_among_the_workers_is_not_supported_yet():
-    error = refused(GOOD + "  - {name: sub, description: plans, kind: conductor}\n")
-    assert error.code == "recursion-not-supported"
-    assert "pool.yaml:17:" in error.message
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ("gpt-5.1", "{temperature: 0.2, reasoning_effort: none}"),
+        ("claude-sonnet-4", "{temperature: 1, thinking: {type: enabled}}"),
+        ("claude-sonnet-4", "{temperature: 0.2, thinking: {type: disabled}}"),
+    ],
+)
+def test_a_temperature_is_allowed_while_the_model_does_not_reason(model, parameters):
+    """G2-10."""
+    parse_pool(GOOD.replace("model: m2", f"model: {model}\n    parameters: {parameters}"), label="x")
 
 
 @pytest.mark.parametrize(

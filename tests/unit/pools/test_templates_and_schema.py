@@ -31,6 +31,9 @@ def test_sections_become_messages():
         "=== user ===\na {{subtask}}\n=== user ===\nb",
         "{{subtask}} {{unknown}}",
         "nothing to fill",
+        # An empty message is refused by some providers (G2-09).
+        "=== system ===\n\n=== user ===\n{{subtask}}",
+        "=== system ===\n{{final}} {{steps}}\n=== user ===\n{{subtask}}",
     ],
 )
 def test_a_template_that_cannot_work_is_refused(template):

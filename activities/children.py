@@ -1,0 +1,99 @@
+"""``begin_child`` and ``finish_child``: a step whose worker is the Conductor itself becomes a run of its own."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.context import ActivityContext
+from activities.executions import WORKFLOW_LOST, execution_request
+from activities.guard import guarded
+from activities.prompts import new_nonce, render_step
+from activities.specs import step_specs
+from activities.steps import failure_policy, rendered, step_receipt
+from engine.contracts import ChildEndRequest, ChildReceipt, ChildRequest, StepReceipt, StepSpec, child_run_id
+from engine.settings import TASK_BYTES_MAX
+from engine.store.attempts import Place
+from engine.store.children import ChildClosing, ChildOpening, begin_child, finish_child
+from engine.store.drafts import StepRoute
+from engine.store.inputs import read_step_inputs, read_steps
+from engine.store.settling import Settlement, settle_run
+from worker_pools.pool import Pool
+
+_CHILD_PAUSE = timedelta(seconds=1)
+
+
+class ChildActivities:
+    """The activities around a child workflow."""
+
+    def __init__(self, context: ActivityContext) -> None:
+        self._context = context
+
+    @activity.defn(name="begin_child")
+    @guarded
+    async def begin_child(self, request: ChildRequest) -> ChildReceipt:
+        """Creates, or opens again, the run that a step is delegated to; its task is the step's rendered prompt."""
+        database = self._context.database
+        place = Place(UUID(request.run_id), request.round, request.position)
+        inputs = await read_step_inputs(database, place.run_id, request.round, request.position)
+        pool = await self._context.pool(inputs.pool_digest)
+        worker = pool.worker(inputs.worker)
+        if worker.kind != "conductor":
+            return ChildReceipt("moved", step=await self._spec(place, pool))
+        prompt = await rendered(inputs, lambda: render_step(pool, inputs, new_nonce()))
+        task = "\n\n".join(message.content for message in prompt.messages)
+        opening = ChildOpening(
+            place=place,
+            execution=request.execution,
+            worker=worker.name,
+            task=task if len(task.encode()) <= TASK_BYTES_MAX else None,
+            depth_max=pool.policy.depth_max,
+            on_failure=failure_policy(pool, worker, inputs.planned_worker),
+            routes={other.name: StepRoute(other.model, other.queue) for other in pool.workers},
+            planned_workers=pool.policy.on_failed_step == "fallback",
+        )
+        ruling = await begin_child(database, opening)
+        if ruling.verdict == "superseded":
+            raise ApplicationError("superseded", type="superseded", non_retryable=True)
+        if ruling.verdict == "begun" and ruling.child_id is not None:
+            return ChildReceipt("begun", request=await execution_request(database, ruling.child_id))
+        if ruling.verdict == "moved":
+            return ChildReceipt("moved", ruling.code, step=await self._spec(place, pool))
+        outcome = "succeeded" if ruling.verdict == "done" else ruling.verdict
+        return ChildReceipt(outcome, ruling.code)
+
+    @activity.defn(name="finish_child")
+    @guarded
+    async def finish_child(self, request: ChildEndRequest) -> StepReceipt:
+        """Takes the child's answer over as the step's output."""
+        database = self._context.database
+        place = Place(UUID(request.run_id), request.round, request.position)
+        inputs = await read_step_inputs(database, place.run_id, request.round, request.position)
+        pool = await self._context.pool(inputs.pool_digest)
+        worker = pool.worker(inputs.worker)
+        closing = ChildClosing(
+            place=place,
+            execution=request.execution,
+            child_execution=request.child_execution,
+            ends_run=request.ends_run,
+            on_failure=failure_policy(pool, worker, inputs.planned_worker),
+        )
+        ruling = await finish_child(database, closing)
+        if ruling.verdict == "retry" and request.child_closed:
+            # Its workflow was ended by hand, so it could not say so on record itself.
+            child_id = child_run_id(place.run_id, round=request.round, position=request.position)
+            await settle_run(database, Settlement(child_id, request.child_execution, "failed", WORKFLOW_LOST))
+            ruling = await finish_child(database, closing)
+        if ruling.verdict == "retry":
+            # Its workflow runs, or has ended in a way that its record does not know yet; the reconciler settles that.
+            raise ApplicationError("child-not-ended", type="child-not-ended", next_retry_delay=_CHILD_PAUSE)
+        if ruling.verdict == "moved":
+            return StepReceipt("moved", ruling.code, step=await self._spec(place, pool))
+        return step_receipt(ruling)
+
+    async def _spec(self, place: Place, pool: Pool) -> StepSpec:
+        steps = await read_steps(self._context.database, place.run_id, place.round)
+        return next(spec for spec in step_specs(pool, steps) if spec.position == place.position)

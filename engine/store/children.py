@@ -1,0 +1,369 @@
+"""Recursion on record: a step that is delegated to a run of its own, and how it takes over that run's answer.
+
+Both transactions may be repeated. The lock order is the parent's row, then the child's; a child's own transactions lock
+only its own row, so the two never wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import UUID
+
+from engine.contracts import child_run_id
+from engine.errors import BugError
+from engine.ledger.entry import GENESIS
+from engine.store import queries
+from engine.store.artifacts import TEXT, ArtifactDraft
+from engine.store.attempts import (
+    FAIL,
+    PARENT_FAILED,
+    FailurePolicy,
+    Place,
+    Ruling,
+    fail_step,
+    only_row,
+    read_owner,
+    standing_order,
+)
+from engine.store.database import Database
+from engine.store.drafts import StepRoute
+from engine.store.exchange import Connection, Row, exchange
+from engine.store.ids import plan_id
+from engine.store.resuming import route_step, write_routes
+from engine.store.run_writer import ENGINE_ACTOR, RunWriter, lock_run, new_run_writer
+from engine.store.states import RUN_ENDED, STEP_HAS_OUTPUT, STEP_LIVE
+from engine.store.waiting import OPERATOR, show_held, show_waiting
+
+DEPTH_EXCEEDED = "depth-exceeded"
+TASK_TOO_LARGE = "task-too-large"
+CHILD_FAILED = "child-failed"
+CHILD_CANCELLED = "child-cancelled"
+DEADLINE = "deadline-exceeded"
+PARENT_ENDED = "parent-ended"
+
+_INSERT_CHILD = """
+    INSERT INTO runs (id, tenant_id, actor_id, on_behalf_of, state, origin, pool_digest, deadline_at, depth, rounds_max,
+                      parent_run_id, parent_round, parent_position)
+    VALUES (%(id)s, %(tenant_id)s, %(actor_id)s, %(on_behalf_of)s, 'created', 'conductor', %(pool_digest)s,
+            %(deadline_at)s, %(depth)s, %(rounds_max)s, %(parent_run_id)s, %(round)s, %(position)s)
+"""
+_INSERT_HEAD = "INSERT INTO ledger_heads (run_id, seq, hash) VALUES (%s, 0, %s)"
+_LOCK_CHILD = "SELECT * FROM runs WHERE id = %s FOR NO KEY UPDATE"
+_REOPEN_CHILD = """
+    UPDATE runs SET execution = %s, cancel_requested_at = NULL, paused_at = NULL, wake_requested_at = NULL,
+        deadline_at = %s, pool_digest = %s
+    WHERE id = %s
+"""
+# Children that have not shown a sign of life since they were created or opened again.
+LOCK_UNBEGUN = """
+    SELECT * FROM runs WHERE parent_run_id = %s AND state = 'created' AND execution_seen < execution
+    ORDER BY id FOR NO KEY UPDATE
+"""
+# The answer of a run is the last step of its last round that has steps.
+_READ_ANSWER = """
+    SELECT accepted_attempt_id FROM steps
+    WHERE run_id = %s ORDER BY round DESC, position DESC LIMIT 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildOpening:
+    """A step that is to be delegated. ``task`` is its rendered prompt; None if that is larger than a task may be.
+
+    ``routes`` and ``planned_workers`` are for a child that is opened again, as for a run that is resumed.
+    """
+
+    place: Place
+    execution: int
+    worker: str
+    task: str | None
+    depth_max: int
+    on_failure: FailurePolicy
+    routes: Mapping[str, StepRoute] = field(default_factory=dict)
+    planned_workers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChildRuling:
+    """What may be done about a delegated step; with ``begun`` the child's present execution is to be started."""
+
+    verdict: Literal["begun", "done", "held", "cancelled", "failed", "superseded", "moved"]
+    code: str | None = None
+    child_id: UUID | None = None
+
+
+async def begin_child(database: Database, opening: ChildOpening) -> ChildRuling:
+    """Creates the run that a step is delegated to, or opens it again if it had failed or been cancelled.
+
+    What is paid is found first: a child that has succeeded is only asked for its answer.
+    """
+    place = opening.place
+    position = _position(place)
+
+    async def work(connection: Connection) -> ChildRuling:
+        child_id = child_run_id(place.run_id, round=place.round, position=position)
+        # Locked before the budgets, as the child's own transactions do.
+        writer, (owners, ancestors, children) = await lock_run(
+            connection,
+            place.run_id,
+            read_owner(place),
+            (queries.READ_ANCESTORS, (place.run_id,)),
+            (_LOCK_CHILD, (child_id,)),
+        )
+        step = only_row(owners)
+        refused = _refusal(writer, step, ancestors, opening)
+        if refused is not None:
+            if refused.verdict == "held":
+                writer.mark_seen(opening.execution)
+                await show_held(connection, writer, (place.round, place.position), refused.code)
+            await writer.commit()
+            return refused
+        writer.mark_seen(opening.execution)
+        if children and children[0]["state"] not in {"failed", "cancelled"}:
+            child_writer, execution = None, children[0]["execution"]
+        elif children:
+            child_writer, execution = await _reopen(connection, writer, children[0], opening)
+        else:
+            child_writer, execution = _create(writer, child_id, opening, position), 1
+        old = step["state"]
+        if old != "running":
+            writer.set_step_state(step, "running")
+        writer.set_run_state("running")
+        writer.entry("child.begun", round=place.round, step=position, child=str(child_id), child_execution=execution)
+        await writer.commit(*([] if child_writer is None else [child_writer]))
+        # Now the child exists; whoever repeats this finds it.
+        return ChildRuling("begun", child_id=child_id)
+
+    return await database.write(work)
+
+
+def _position(place: Place) -> int:
+    if place.position is None:
+        raise BugError("step-unknown", "only a step can be delegated")
+    return place.position
+
+
+def _refusal(writer: RunWriter, step: Row, ancestors: Sequence[Row], opening: ChildOpening) -> ChildRuling | None:
+    place = opening.place
+    if opening.execution != writer.run["execution"]:
+        return ChildRuling("superseded", "execution-superseded")
+    if step["state"] in STEP_HAS_OUTPUT or step["state"] == "skipped":
+        return ChildRuling("done")
+    if step["worker"] != opening.worker:
+        return ChildRuling("moved")
+    order = standing_order(writer, step, ancestors)
+    if order is not None:
+        return ChildRuling(_child_verdict(order), order.code)
+    code = None
+    if writer.run["depth"] + 1 > opening.depth_max:
+        code = DEPTH_EXCEEDED
+    elif opening.task is None:
+        code = TASK_TOO_LARGE
+    if code is None:
+        return None
+    failed = fail_step(writer, step, place, opening.on_failure, code, number=0)
+    return ChildRuling(_child_verdict(failed), failed.code)
+
+
+def _child_verdict(ruling: Ruling) -> Literal["held", "cancelled", "failed", "moved"]:
+    known: dict[str, Literal["held", "cancelled", "failed", "moved"]] = {
+        "held": "held",
+        "cancelled": "cancelled",
+        "failed": "failed",
+        "moved": "moved",
+    }
+    return known[ruling.verdict]
+
+
+def _create(writer: RunWriter, child_id: UUID, opening: ChildOpening, position: int) -> RunWriter:
+    """Adds the statements that create the child; everything that a run may have only shrinks on the way down."""
+    run, place = writer.run, opening.place
+    on_behalf_of = writer.on_behalf_of
+    child = new_run_writer(
+        writer.connection,
+        child_id,
+        tenant_id=writer.tenant_id,
+        actor_id=ENGINE_ACTOR,
+        on_behalf_of=on_behalf_of,
+        now=writer.now,
+    )
+    child.statement(
+        _INSERT_CHILD,
+        {
+            "id": child_id,
+            "tenant_id": writer.tenant_id,
+            "actor_id": ENGINE_ACTOR,
+            "on_behalf_of": on_behalf_of,
+            "pool_digest": run["pool_digest"],
+            "deadline_at": run["deadline_at"],
+            "depth": run["depth"] + 1,
+            "rounds_max": max(run["rounds_max"] - 1, 1),
+            "parent_run_id": writer.run_id,
+            "round": place.round,
+            "position": position,
+        },
+    )
+    child.statement(_INSERT_HEAD, (child_id, GENESIS))
+    child.statement(queries.INSERT_PLAN_ROW, (plan_id(child_id, 0), child_id, 0))
+    task = ArtifactDraft(child_id, "task", (opening.task or "").encode(), role="task", media_type=TEXT)
+    child.entry(
+        "run.created",
+        origin="conductor",
+        pool=run["pool_digest"],
+        execution=1,
+        parent=str(writer.run_id),
+        parent_round=place.round,
+        parent_step=position,
+        artifacts=child.artifacts([task]),
+    )
+    return child
+
+
+async def _reopen(
+    connection: Connection, writer: RunWriter, found: Row, opening: ChildOpening
+) -> tuple[RunWriter, int]:
+    """Adds the statements that give an ended child a new execution, as a resume does for a run of its own."""
+    child_id = found["id"]
+    child = await _child_writer(connection, writer, found)
+    (steps,) = await exchange(connection, [(queries.READ_ALL_STEPS, (child_id,))])
+    execution = found["execution"] + 1
+    old, new = found["pool_digest"], writer.run["pool_digest"]
+    child.entry("run.resumed", execution=execution, parent_execution=writer.run["execution"])
+    if old != new:
+        child.entry("run.repinned", old=old, new=new)
+    unfinished = [step for step in steps if step["state"] not in {*STEP_HAS_OUTPUT, "skipped"}]
+    write_routes(child, [route_step(step, opening.routes, planned=opening.planned_workers) for step in unfinished])
+    for step in unfinished:
+        child.set_step_state(step, "pending")
+    child.set_run_state("created")
+    child.statement(_REOPEN_CHILD, (execution, writer.run["deadline_at"], writer.run["pool_digest"], child_id))
+    return child, execution
+
+
+async def _child_writer(connection: Connection, writer: RunWriter, found: Row) -> RunWriter:
+    """A writer for a child that exists and whose row is locked."""
+    (heads,) = await exchange(connection, [(queries.READ_HEAD, {"run_id": found["id"]})])
+    child = new_run_writer(
+        connection,
+        found["id"],
+        tenant_id=writer.tenant_id,
+        actor_id=ENGINE_ACTOR,
+        on_behalf_of=writer.on_behalf_of,
+        now=writer.now,
+    )
+    child.run, child.seq, child.head = found, heads[0]["seq"], heads[0]["hash"]
+    return child
+
+
+async def end_unbegun(connection: Connection, writer: RunWriter, rows: Sequence[Row]) -> list[RunWriter]:
+    """Writers that end the children (rows of LOCK_UNBEGUN) which a run that ends leaves behind before they began.
+
+    Nothing of them was called. Should such a workflow start after all, Open refuses it.
+    """
+    children = []
+    for row in rows:
+        child = await _child_writer(connection, writer, row)
+        (steps,) = await exchange(connection, [(queries.READ_ALL_STEPS, (row["id"],))])
+        for step in steps:
+            if step["state"] in STEP_LIVE:
+                child.set_step_state(step, "cancelled", PARENT_ENDED)
+        child.set_run_state("cancelled", PARENT_ENDED)
+        children.append(child)
+    return children
+
+
+@dataclass(frozen=True, slots=True)
+class ChildClosing:
+    """A delegated step whose child's execution has ended, as far as the workflow knows."""
+
+    place: Place
+    execution: int
+    child_execution: int
+    ends_run: bool
+    on_failure: FailurePolicy
+
+
+async def finish_child(database: Database, closing: ChildClosing) -> Ruling:
+    """Takes over what became of the child: its answer is the step's output.
+
+    Verdicts: ``done``, ``failed``, ``held``, ``moved``, ``cancelled``, ``superseded``; ``retry`` while the child has
+    not ended on record.
+    """
+    place = closing.place
+    child_id = child_run_id(place.run_id, round=place.round, position=_position(place))
+
+    async def work(connection: Connection) -> Ruling:
+        writer, (owners, unfinished, children, answers) = await lock_run(
+            connection,
+            place.run_id,
+            read_owner(place),
+            (queries.READ_UNFINISHED, (place.run_id, place.round)),
+            (queries.READ_RUN, (child_id,)),
+            (_READ_ANSWER, (child_id,)),
+        )
+        step, child = only_row(owners), only_row(children)
+        if step["state"] in STEP_HAS_OUTPUT:
+            return Ruling("done", attempt_id=step["accepted_attempt_id"], run_ended=writer.run["state"] == "succeeded")
+        before = _ruled_before(step)
+        if before is not None:
+            return before
+        if closing.execution != writer.run["execution"] or step["state"] not in STEP_LIVE:
+            return Ruling("superseded", "execution-superseded")
+        if child["state"] not in RUN_ENDED:
+            return Ruling("retry", "child-not-ended")
+        others = [row for row in unfinished if row["position"] != place.position]
+        ruling = _take_over(writer, step, child, answers, closing, others)
+        await writer.commit()
+        # Now the step has its output, or has failed, by the record of its child.
+        return ruling
+
+    return await database.write(work)
+
+
+def _ruled_before(step: Row) -> Ruling | None:
+    """What this transaction decided the first time, if it is repeated because its COMMIT got no answer."""
+    if step["state"] == "failed":
+        return Ruling("failed", step["reason"])
+    if step["state"] == "pending":
+        # While the child runs, so does the step: a substitute has it now.
+        return Ruling("moved")
+    if step["state"] == "waiting" and step["reason"] == OPERATOR:
+        return Ruling("held", OPERATOR)
+    return Ruling("done", "skipped") if step["state"] == "skipped" else None
+
+
+def _take_over(  # noqa: PLR0917  # the rows that were read
+    writer: RunWriter,
+    step: Row,
+    child: Row,
+    answers: Sequence[Row],
+    closing: ChildClosing,
+    others: Sequence[Row],
+) -> Ruling:
+    said: dict[str, Any] = {"child": str(child["id"]), "child_state": child["state"], "child_reason": child["reason"]}
+    writer.entry("child.ended", round=step["round"], step=step["position"], **said)
+    if child["state"] == "succeeded":
+        answer = answers[0]["accepted_attempt_id"]
+        writer.set_step_state(step, "succeeded", accepted=answer)
+        ends = closing.ends_run and not others and writer.run["state"] not in RUN_ENDED
+        if ends:
+            writer.set_run_state("succeeded")
+        else:
+            show_waiting(writer, others)
+        return Ruling("done", attempt_id=answer, run_ended=ends)
+    if writer.run["cancel_requested_at"] is not None:
+        return Ruling("cancelled", "cancelled")
+    if child["reason"] == PARENT_FAILED or any(row["state"] == "failed" for row in others):
+        # It had to end because this run is about to; nobody takes the step over.
+        return Ruling("cancelled", PARENT_FAILED)
+    code = CHILD_CANCELLED if child["state"] == "cancelled" else CHILD_FAILED
+    policy = closing.on_failure
+    if child["reason"] == DEADLINE:
+        # The deadline is the whole tree's: no substitute and no operator has any time left.
+        code, policy = DEADLINE, FAIL
+    ruling = fail_step(writer, step, closing.place, policy, code, number=0)
+    if ruling.verdict == "held":
+        show_waiting(writer, [*others, {**step, "state": "waiting", "reason": ruling.code}])
+    return ruling
