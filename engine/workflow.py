@@ -178,6 +178,8 @@ class RunWorkflow:
     async def _plan(self, request: RunRequest) -> PlanReceipt:
         dispatch, looks, patient = 0, 0, False
         while True:
+            # Read before the look: an order may come between what the database says and when it is heard here.
+            woken = self._wakes
             try:
                 receipt = await workflow.execute_activity(
                     contracts.plan_task,
@@ -200,7 +202,7 @@ class RunWorkflow:
                 if receipt.outcome == "planned":
                     return receipt
                 if receipt.outcome == "held":
-                    looks = await self._held(looks)
+                    looks = await self._held(looks, woken)
                 elif receipt.outcome != "repair":
                     raise _Ended(receipt.outcome, receipt.code)
             dispatch += 1
@@ -242,7 +244,8 @@ class RunWorkflow:
     async def _perform(self, request: RunRequest, step: StepSpec, *, ends_run: bool) -> StepReceipt:
         dispatch, looks, patient = 0, 0, False
         while True:
-            freed = self._freed
+            # Read before the look: an order may come between what the database says and when it is heard here.
+            woken, freed = self._wakes, self._freed
             try:
                 if step.kind == "conductor":
                     receipt = await self._delegate(request, step, dispatch, ends_run=ends_run)
@@ -262,7 +265,7 @@ class RunWorkflow:
                     step = receipt.step or step
                 elif receipt.outcome == "held":
                     short = (receipt.code or "").startswith("budget")
-                    looks = await self._held(looks, freed=freed if short else None)
+                    looks = await self._held(looks, woken, freed=freed if short else None)
                 if receipt.outcome not in {"moved", "held"} or self._giving_up:
                     return receipt
             dispatch += 1
@@ -338,17 +341,17 @@ class RunWorkflow:
             with suppress(FailureError):
                 await handle.signal(contracts.WAKE_SIGNAL)
 
-    async def _held(self, looks: int, *, freed: int | None = None) -> int:
+    async def _held(self, looks: int, woken: int, *, freed: int | None = None) -> int:
         """Waits for a wake-up; looks again after a while in any case, because a signal can be lost.
 
-        Takes and returns how often it was looked at in vain: each wait is twice as long as the one before. With
-        ``freed`` the end of any other step since then wakes it, too. A run that is about to fail waits for nothing.
+        Takes and returns how often it was looked at in vain: each wait is twice as long as the one before. ``woken`` is
+        the count of wake-ups before the look. With ``freed`` the end of any other step since then wakes it, too. A run
+        that is about to fail waits for nothing.
         """
-        seen = self._wakes
         wait = min(contracts.HELD_RECHECK_FIRST * 2 ** min(looks, 20), contracts.HELD_RECHECK_MAX)
         try:
             await workflow.wait_condition(
-                lambda: self._giving_up or self._wakes != seen or (freed is not None and self._freed != freed),
+                lambda: self._giving_up or self._wakes != woken or (freed is not None and self._freed != freed),
                 timeout=wait,
             )
         except builtins.TimeoutError:

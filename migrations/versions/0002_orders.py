@@ -80,7 +80,7 @@ def downgrade() -> None:
             "SELECT 1 FROM steps WHERE attempts_base > 0 AND state IN ('pending', 'running', 'waiting')",
         ),
     ):
-        if connection.execute(sa.text(f"{query} LIMIT 1")).first() is not None:  # noqa: S608  # the words above
+        if connection.execute(sa.text(f"{query} LIMIT 1")).first() is not None:  # the words above
             raise RuntimeError(f"the database holds {what}, which schema 0001 cannot express")
     for subject, old, new in NEW_TRANSITIONS:
         connection.execute(

@@ -95,10 +95,10 @@ class Release:
         )
         return Done(done.returncode, done.stdout, done.stderr.decode())
 
-    def worker(self, workers: Workers, **more: str) -> WorkerChild:
-        """Starts `podium worker` for the queues of all live runs and waits until it is ready."""
+    def worker(self, workers: Workers, *options: str, **more: str) -> WorkerChild:
+        """Starts `podium worker` and waits until it is ready; without options it serves the queues of all live runs."""
         child = workers.run(
-            [sys.executable, "-m", "engine.cli.main", "worker", "--all-queues"], self._environment(**more), self.folder
+            [sys.executable, "-m", "engine.cli.main", "worker", *options], self._environment(**more), self.folder
         )
         child.says(" is ready; ")
         return child

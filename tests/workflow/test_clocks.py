@@ -75,7 +75,7 @@ async def check_times(url: str, run: RunSnapshot, began: datetime) -> None:
 async def test_a_worker_whose_clock_is_off_waits_and_ends_by_the_clocks_of_others(  # noqa: PLR0917  # pytest passes names
     workers: Workers, database: Database, client: Client, provider: Provider, tmp_path: Path, shift_s: int
 ) -> None:
-    child = workers.start(**clock(shift_s))
+    child = workers.start(env=clock(shift_s))
     await asyncio.to_thread(child.says, "ready")
     began = datetime.now(UTC)
     come_back = email.utils.format_datetime(datetime.fromtimestamp(time.time() + 5, UTC), usegmt=True)
@@ -107,7 +107,7 @@ async def test_a_clock_that_steps_back_an_hour_in_the_middle_of_a_run_changes_no
     workers: Workers, database: Database, client: Client, provider: Provider, tmp_path: Path
 ) -> None:
     hands = tmp_path / "clock"
-    child = workers.start(**movable_clock(hands))
+    child = workers.start(env=movable_clock(hands))
     await asyncio.to_thread(child.says, "ready")
     began = datetime.now(UTC)
     pool = pool_of(tmp_path, provider.base_url, "sleep-3000ms", "plain")
@@ -132,7 +132,7 @@ async def test_a_worker_with_a_clock_ahead_takes_no_call_from_one_that_lives(
     await asyncio.to_thread(first.says, "ready")
     run_id = await start(database, client, pool_of(tmp_path, provider.base_url, "sleep-8000ms"), ONE)
     await provider_reaches(provider, 1)
-    second = workers.start(**clock(TEN_MINUTES))
+    second = workers.start(env=clock(TEN_MINUTES))
     await asyncio.to_thread(second.says, "ready")
     run = await ended(database, run_id)
     assert (run.state, provider.count) == ("succeeded", 1)
@@ -159,7 +159,7 @@ async def test_worker_database_and_command_in_three_zones_agree_on_every_instant
     name = database_name(database.url)
     await execute(database.url, f"ALTER DATABASE \"{name}\" SET timezone = 'America/New_York'")
     began = datetime.now(UTC)
-    child = workers.start(TZ="Asia/Seoul", PGTZ="Asia/Seoul")
+    child = workers.start(env={"TZ": "Asia/Seoul", "PGTZ": "Asia/Seoul"})
     await asyncio.to_thread(child.says, "ready")
     pool = pool_of(tmp_path, provider.base_url, "plain", "plain", policy={"deadline_s": 60})
     run = await ended(database, await start(database, client, pool, TWO))

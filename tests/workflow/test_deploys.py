@@ -275,28 +275,36 @@ async def test_versioned_workers_get_work_once_their_version_is_the_current_one(
         raise AssertionError(done.stderr)
 
     old, new = this_release(site.folder, settings), next_release(site.folder, settings, migrates=False)
-    first = await asyncio.to_thread(old.worker, site.workers, PODIUM_BUILD_ID="1")
-    before = await site.start("sleep-300ms", "sleep-3000ms")
+    # A version is accepted as the current one when it polls every queue of the one before, so queues are named.
+    pool_of(site.folder, site.provider.base_url, "plain")
+    queues = ("--pool", "./pool.yaml")
+    first = await asyncio.to_thread(old.worker, site.workers, *queues, PODIUM_BUILD_ID="1")
+    before = await site.start("sleep-300ms", "sleep-6000ms")
     await asyncio.sleep(2)
     assert site.provider.count == 0
     await asyncio.to_thread(make_current, "1")
     await provider_reaches(site.provider, 2)
-    second = await asyncio.to_thread(new.worker, site.workers, PODIUM_BUILD_ID="2")
+    second = await asyncio.to_thread(new.worker, site.workers, *queues, PODIUM_BUILD_ID="2")
     await asyncio.to_thread(make_current, "2")
     assert await asyncio.to_thread(first.end) == 0
     assert (await ended(site.database, before)).state == "succeeded"
     after = await site.start("plain", "plain")
     assert (await ended(site.database, after)).state == "succeeded"
     assert [await _markers(site, run_id) for run_id in (before, after)] == [0, 1]
-    builds = [
-        event.workflow_task_completed_event_attributes.deployment_version.build_id
-        for run_id in (before, after)
+    assert await _builds(site, before) == ["1", "2"]
+    assert await _builds(site, after) == ["2"]
+    await site.check_each_call_was_made_once(before, after)
+    assert await asyncio.to_thread(second.end) == 0
+
+
+async def _builds(site: Site, run_id: UUID) -> list[str]:
+    """The versions that worked on a run, in order."""
+    completed = [
+        event.workflow_task_completed_event_attributes
         for event in await history_events(site.client, run_id)
         if event.HasField("workflow_task_completed_event_attributes")
     ]
-    assert (builds[0], builds[-1]) == ("1", "2")
-    await site.check_each_call_was_made_once(before, after)
-    assert await asyncio.to_thread(second.end) == 0
+    return list(dict.fromkeys(one.deployment_version.build_id for one in completed))
 
 
 async def test_a_worker_without_a_build_id_is_not_versioned(

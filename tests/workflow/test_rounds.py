@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,17 @@ import pytest
 
 from activities.executions import reconcile
 from engine.contracts import child_run_id, round_workflow_id
+from engine.service import Submission, submit
+from engine.settings import TemporalSettings
+from engine.store.database import Database
+from engine.temporal_client import connect_temporal
 from tests.support.nested import CHAIN, KEEP, PLANNER, SELF, check_family, child_of
 from tests.support.orders import cancel, nothing_more_is_called, pause, resume, unpause
 from tests.support.provider import Provider
-from tests.support.runs import ended, lists_plan, submit_plan
-from tests.support.workflows import pool_of, provider_reaches, run_of, terminate_workflow, until
+from tests.support.runs import ended, lists_plan, submit_plan, worker_process
+from tests.support.servers import TestServers
+from tests.support.workers import Workers
+from tests.support.workflows import pool_of, provider_reaches, run_of, terminate_workflow, until, workflow_record
 from worker_pools.pool import Pool
 from worker_pools.process import WorkerProcess
 
@@ -274,3 +282,27 @@ async def test_rounds_shrink_on_the_way_down_and_a_later_round_may_have_children
     assert [one["rounds_max"] for one in family] == [3, 2]
     assert family[1]["id"] == child_run_id(run.id, round=1, position=0)
     assert models_of(provider) == [PLANNER, "plain", PLANNER, PLANNER, "plain", PLANNER, PLANNER]
+
+
+async def test_a_dead_workers_call_in_a_later_round_is_failed_as_soon_as_there_is_a_successor(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
+) -> None:
+    """Otherwise it would be Temporal that missed the heartbeat, seconds later."""
+    planned(provider, MEND)
+    provider.script({}, {"delay_first_s": 60}, model="slow")
+    pool = rounds_pool(tmp_path, provider, "slow")
+    submission = Submission(task="What is gravity?", pool=pool, actor_id="tester", plan_text=ONE)
+    database = Database(database_url)
+    client = await connect_temporal(TemporalSettings(servers.temporal_address))
+    with Workers(database_url, servers.temporal_address, tmp_path) as workers:
+        first = await asyncio.to_thread(workers.start)
+        await asyncio.to_thread(first.says, "ready")
+        run_id = (await submit(database, client, submission)).id
+        await provider_reaches(provider, 3)
+        await asyncio.to_thread(first.end, signal.SIGKILL)
+    async with worker_process(database_url, servers.temporal_address):
+        run = await ended(database, run_id)
+    await database.close()
+    assert (run.state, run.round) == ("succeeded", 1)
+    assert [attempt.state for attempt in run.steps[1].attempts] == ["unknown", "succeeded"]
+    assert b"worker-lost" in await workflow_record(client, round_workflow_id(str(run_id), 1, 1))

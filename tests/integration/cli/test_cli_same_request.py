@@ -23,7 +23,7 @@ def runs(home: PodiumHome) -> list[str]:
     return [line["id"] for line in home.podium("list", "--json").valid_json("list")]
 
 
-def test_the_key_of_a_finished_run_gives_its_result_and_calls_nothing(home: PodiumHome, provider: Provider):
+def test_the_key_of_a_finished_run_gives_its_result_and_calls_nothing(home: PodiumHome, provider: Provider) -> None:
     first = home.run("Once.", "--idempotency-key", "finished", "--json", plan=ONE).valid_json("run")
     again = home.run("Once.", "--idempotency-key", "finished", "--json", plan=ONE)
     assert again.code == 0
@@ -32,7 +32,7 @@ def test_the_key_of_a_finished_run_gives_its_result_and_calls_nothing(home: Podi
     assert runs(home).count(first["id"]) == 1
 
 
-def test_the_key_of_a_live_run_joins_it(home: PodiumHome, provider: Provider):
+def test_the_key_of_a_live_run_joins_it(home: PodiumHome, provider: Provider) -> None:
     provider.script({"delay_first_s": 4}, model="quick")
     first = home.run("Live.", "--idempotency-key", "live", "--detach", "--json", plan=ONE).json["id"]
     again = home.run("Live.", "--idempotency-key", "live", "--json", plan=ONE)
@@ -43,7 +43,7 @@ def test_the_key_of_a_live_run_joins_it(home: PodiumHome, provider: Provider):
 @pytest.mark.parametrize(("task", "plan"), [("Another task.", ONE), ("Mine.", TWO), ("Mine.", None)])
 def test_a_key_that_belongs_to_another_request_is_a_conflict_and_makes_no_run(
     home: PodiumHome, provider: Provider, task: str, plan: str | None
-):
+) -> None:
     first = home.run("Mine.", "--idempotency-key", "mine", "--json", plan=ONE).json["id"]
     before, called = runs(home), provider.count
     # A request that lacks a key of the pool is refused before anything is compared.
@@ -53,13 +53,13 @@ def test_a_key_that_belongs_to_another_request_is_a_conflict_and_makes_no_run(
     assert (runs(home), provider.count) == (before, called)
 
 
-def test_without_a_key_two_requests_are_two_runs(home: PodiumHome, provider: Provider):
+def test_without_a_key_two_requests_are_two_runs(home: PodiumHome, provider: Provider) -> None:
     found = {home.run("Twice.", "--json", plan=ONE).json["id"] for _ in range(2)}
     assert len(found) == 2
     assert provider.count == 2
 
 
-def test_the_key_of_a_failed_run_says_so_and_how_to_go_on(home: PodiumHome, provider: Provider):
+def test_the_key_of_a_failed_run_says_so_and_how_to_go_on(home: PodiumHome, provider: Provider) -> None:
     provider.script({"status": 404}, model="quick")
     first = home.run("Fails.", "--idempotency-key", "failed", "--json", plan=ONE)
     assert (first.code, first.json["state"]) == (1, "failed")
@@ -75,6 +75,6 @@ def test_the_key_of_a_failed_run_says_so_and_how_to_go_on(home: PodiumHome, prov
     assert provider.count == 2
 
 
-def test_the_help_says_how_long_a_key_holds(home: PodiumHome):
+def test_the_help_says_how_long_a_key_holds(home: PodiumHome) -> None:
     told = " ".join(home.podium("run", "--help").out.split())
     assert "as long as the run is on record" in told

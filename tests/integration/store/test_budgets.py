@@ -259,10 +259,12 @@ async def test_a_child_that_is_asked_for_again_while_its_calls_end_waits_for_nob
 class History:
     """Opens, reports and orders at random, on a run and a run below it that shares its budget."""
 
-    def __init__(self, database: Database, runs: Sequence[UUID], rng: random.Random) -> None:
+    def __init__(self, database: Database, runs: Sequence[UUID], seed: int, number: int) -> None:
         self.database = database
         self.runs = runs
-        self.rng = rng
+        self.rng = random.Random(f"{seed}.{number}")
+        # No two histories open the same attempt: each would take its own estimate for the one that was reserved.
+        self.number = number
         self.opened: list[Opening] = []
         self.dispatches: dict[tuple[UUID, int], int] = {}
 
@@ -273,7 +275,7 @@ class History:
         place = (self.rng.choice(self.runs), self.rng.randrange(5))
         self.dispatches[place] = self.dispatches.get(place, 0) + 1
         usd = self.rng.choice([Decimal("0.4"), ODD, Decimal("0.0000000001")])
-        opened = costly(*place, (1, self.dispatches[place], 1), usd=usd, attempts_max=100)
+        opened = costly(*place, (1, 10 * self.dispatches[place] + self.number, 1), usd=usd, attempts_max=100)
         ruling = await open_attempt(self.database, opened)
         if ruling.verdict == "call":
             self.opened.append(opened)
@@ -321,7 +323,7 @@ async def test_random_histories_never_pass_the_limit_and_end_with_nothing_reserv
     database: Database, tmp_path: Path, seed: int
 ) -> None:
     runs = await family(database, tmp_path, Limits(usd=Decimal(2), calls=10**6))
-    histories = [History(database, runs, random.Random(f"{seed}.{number}")) for number in range(4)]
+    histories = [History(database, runs, seed, number) for number in range(4)]
 
     async def play(history: History) -> None:
         for _ in range(25):
@@ -347,7 +349,7 @@ async def test_a_first_budget_that_is_given_while_calls_begin_and_end_counts_eve
     database: Database, tmp_path: Path, seed: int
 ) -> None:
     runs = await family(database, tmp_path, None)
-    histories = [History(database, runs, random.Random(f"{seed}.{number}")) for number in range(3)]
+    histories = [History(database, runs, seed, number) for number in range(3)]
 
     async def play(history: History) -> None:
         for _ in range(20):
