@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from activities.executions import reconcile
+from engine.contracts import child_run_id
 from engine.errors import RefusedError
 from engine.operations.pausing import pause_run, unpause_run
 from engine.operations.waking import wake
@@ -17,11 +18,12 @@ from engine.settings import TemporalSettings
 from engine.store.database import Database
 from engine.store.runs import create_run
 from engine.temporal_client import connect_temporal
+from tests.support.nested import CHAIN, PLANNER, recursive_pool
 from tests.support.orders import cancel, connecting, nothing_more_is_called, order, pause, temporal_is_away, unpause
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan, worker_process
 from tests.support.servers import TestServers
-from tests.support.stored import check_invariants, execute, record
+from tests.support.stored import check_invariants, record
 from tests.support.workflows import delete_workflow, pool_of, provider_reaches, run_of, until
 from worker_pools.process import WorkerProcess
 
@@ -162,27 +164,21 @@ async def test_a_pause_given_while_the_worker_is_down_holds(
 async def test_a_wake_up_reaches_all_live_descendants_and_no_newer_order_is_forgotten(
     process: WorkerProcess, provider: Provider, tmp_path: Path
 ) -> None:
-    """Child runs by hand: each has a workflow that is held, and a pause of its own that was taken back unseen."""
-    runs = [await paused_in_first_call(process, provider, tmp_path)]
-    provider.reset()
-    runs.append(await paused_in_first_call(process, provider, tmp_path))
-    await execute(
-        process.database.url,
-        "UPDATE runs SET parent_run_id = %s, parent_round = 0, parent_position = 0 WHERE id = %s",
-        runs[0],
-        runs[1],
-    )
-
-    async def all_shown() -> bool:
-        return all([await shown_as_paused(process, run_id) for run_id in runs])
-
-    await until(all_shown)
-    for run_id in runs:
-        await unpause_run(process.database, temporal_is_away, order(run_id))
-    assert await wake(process.database, process.client, runs[0])
-    for run_id in runs:
-        assert (await ended(process.database, run_id, timeout_s=5)).state == "succeeded"
-        assert (await record(process.database.url, run_id)).run["wake_requested_at"] is None
+    """A run and its child are held, each by a pause of its own that was taken back unseen."""
+    provider.script({"text": CHAIN}, model=PLANNER)
+    pool = recursive_pool(tmp_path, provider, "sleep-400ms")
+    run_id = await submit_plan(process, pool, lists_plan(["Split it."], [[]], [1]))
+    await provider_reaches(provider, 2)
+    runs = (run_id, child_run_id(run_id, round=0, position=0))
+    for own in runs:
+        await pause(process, own)
+    await until(lambda: shown_as_paused(process, runs[1]))
+    for own in runs:
+        await unpause_run(process.database, temporal_is_away, order(own))
+    assert await wake(process.database, process.client, run_id)
+    for own in runs:
+        assert (await ended(process.database, own, timeout_s=10)).state == "succeeded"
+        assert (await record(process.database.url, own)).run["wake_requested_at"] is None
 
 
 async def test_a_wish_for_a_run_whose_workflow_is_gone_is_forgotten_and_the_run_settled(

@@ -63,9 +63,7 @@ async def test_a_round_that_keeps_the_answer_ends_the_run_with_it(
 ) -> None:
     keep = "The answer is right.\nmodel_id = []\nsubtasks = []\naccess_list = []\n"
     provider.script({"text": INNER}, {"text": keep}, model="planner")
-    pool = pool_of(
-        tmp_path, provider.base_url, "plain", conductor={"model": "planner"}, policy={"rounds_max": 3}
-    )
+    pool = pool_of(tmp_path, provider.base_url, "plain", conductor={"model": "planner"}, policy={"rounds_max": 3})
     run = await ended(process.database, await submit_plan(process, pool, None))
     assert (run.state, run.reason, run.round) == ("succeeded", None, 1)
     assert [request["model"] for request in provider.requests] == ["planner", "plain", "plain", "planner"]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
-from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 from uuid import UUID
 
 import pytest
@@ -29,60 +27,15 @@ from engine.store.runs import create_run
 from engine.store.settling import Settlement, settle_run
 from engine.store.snapshots import read_run
 from engine.store.states import RUN_ENDED
+from tests.support.budgets import CENTS_40, KINDS, UNITS, budget_of, costly, one_pool, run_with, sums
 from tests.support.link import Cut, Link
-from tests.support.runs import lists_plan, make_pool
 from tests.support.stored import LOST, answered, check_invariants, ended_with, execute, opening, record, rows
-from worker_pools.pool import Pool
 
-ISOLATIONS = ["read committed", "repeatable read", "serializable"]
-KINDS = ("spent", "reserved", "assumed")
-UNITS = ("usd", "tokens", "calls")
-CENTS_40 = Decimal("0.40")
 ODD = Decimal("0.0123456789")
-
-
-@pytest.fixture(params=ISOLATIONS)
-async def isolated(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[Database]:
-    """A pool on a server whose default isolation is another one."""
-    options = quote(f"-c default_transaction_isolation={request.param.replace(' ', chr(92) + ' ')}", safe="")
-    opened = Database(f"{database_url}&options={options}", pool_size=8)
-    yield opened
-    await opened.close()
 
 
 def order(run_id: UUID, actor: str = "operator", reason: str | None = None) -> Order:
     return Order(run_id, actor, reason=reason)
-
-
-@cache
-def one_pool(folder: Path) -> Pool:
-    return make_pool(folder, "http://127.0.0.1:9", policy={"steps_max": 16})
-
-
-async def run_with(
-    database: Database, folder: Path, access: Sequence[Any] = ([], [], [], [], []), limits: Limits | None = None
-) -> UUID:
-    """A run on record with these limits, or without any."""
-    pool = one_pool(folder)
-    plan = lists_plan([f"Do {number}." for number in range(len(access))], list(access))
-    new = prepare(Submission(task="Go.", pool=pool, actor_id="tester", plan_text=plan))
-    return (await create_run(database, replace(new, limits=limits or Limits()))).id
-
-
-def costly(
-    run_id: UUID, position: int, fence: tuple[int, int, int] = (1, 0, 1), usd: Decimal = CENTS_40, **changes: Any
-) -> Opening:
-    return opening(run_id, position, fence, reserve_usd=usd, reserve_tokens=100, **changes)
-
-
-async def budget_of(database: Database, run_id: UUID) -> dict[str, Any]:
-    (row,) = await rows(database.url.partition("&options")[0], "SELECT * FROM budgets WHERE run_id = %s", run_id)
-    return row
-
-
-async def sums(database: Database, run_id: UUID) -> dict[str, Any]:
-    budget = await budget_of(database, run_id)
-    return {f"{unit}_{kind}": budget[f"{unit}_{kind}"] for unit in UNITS for kind in KINDS}
 
 
 async def counted_anew(database: Database, run_id: UUID) -> dict[str, Any]:
@@ -197,39 +150,6 @@ async def test_a_call_whose_outcome_is_lost_counts_at_its_worst_until_it_reports
     assert (found["usd_assumed"], found["usd_spent"], found["calls_spent"]) == (0, Decimal("0.05"), 1)
     await close_step_attempt(database, answered(following, cost_usd=Decimal("0.05")))
     assert (await sums(database, run_id)) == await counted_anew(database, run_id)
-
-
-async def test_steps_that_end_in_the_same_instant_settle_a_shared_budget_exactly(
-    isolated: Database, tmp_path: Path
-) -> None:
-    """Two runs below one root, four steps each, in opposite orders: 27 times under each of three isolation levels."""
-    url = isolated.url.partition("&options")[0]
-    root = await run_with(isolated, tmp_path, [[]], limits=Limits(usd=Decimal(10**6), tokens=10**9, calls=10**6))
-    access: list[list[int]] = [[]] * (4 * 3)
-    for number in range(9):
-        below = [await run_with(isolated, tmp_path, access) for _ in range(2)]
-        await execute(
-            url,
-            "UPDATE runs SET parent_run_id = %s, parent_round = 0, parent_position = 0 WHERE id = ANY(%s)",
-            root,
-            below,
-        )
-        for batch in range(3):
-            positions = list(range(4 * batch, 4 * batch + 4))
-            opened = [costly(below[0], position, usd=ODD) for position in positions]
-            opened += [costly(below[1], position, usd=ODD) for position in reversed(positions)]
-            barrier = asyncio.Barrier(len(opened))
-
-            async def perform(one: Opening, barrier: asyncio.Barrier = barrier) -> str:
-                assert (await open_attempt(isolated, one)).verdict == "call"
-                await barrier.wait()
-                return (await close_step_attempt(isolated, answered(one, cost_usd=ODD / 3))).verdict
-
-            assert await asyncio.gather(*(perform(one) for one in opened)) == ["done"] * 8
-            calls = (3 * number + batch + 1) * 8
-            each = (ODD / 3).quantize(Decimal("1E-10"))
-            expected = {"usd_spent": calls * each, "tokens_spent": 15 * calls, "calls_spent": calls}
-            assert await sums(isolated, root) == {f"{unit}_{kind}": 0 for unit in UNITS for kind in KINDS} | expected
 
 
 async def test_a_child_that_is_asked_for_again_while_its_calls_end_waits_for_nobody_in_a_circle(
