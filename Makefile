@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run up test lint bench crash ci setup constraints clean
+.PHONY: help run up test slow lint bench crash ci setup constraints clean
 
 TASK ?= What is gravity? Explain it to a child.
 POOL ?= local
@@ -33,8 +33,11 @@ run: $(FOR_USE) ## set up what is missing, plan a task with the small local mode
 up: $(FOR_USE) ## keep the embedded servers and their worker running in this terminal
 	@$(BIN)/podium up $(ARGS)
 
-test: $(FOR_DEVELOPMENT) ## run all tests, with a real Postgres and a real Temporal (ARGS= goes to pytest)
-	@$(BIN)/pytest $(ARGS)
+test: $(FOR_DEVELOPMENT) ## run the tests, with a real Postgres and a real Temporal (ARGS= goes to pytest)
+	@$(BIN)/pytest -m "not slow" $(ARGS)
+
+slow: $(FOR_DEVELOPMENT) ## run the long tests: deploys, clocks, a pooler, full disks, many operators at once
+	@$(BIN)/pytest -m slow $(ARGS)
 
 lint: $(FOR_DEVELOPMENT) ## style, format, types and import layers
 	@$(BIN)/ruff check .

@@ -40,7 +40,6 @@ NO_WORKER = "no-worker"
 WORKFLOW_STUCK = "workflow-stuck"
 # A workflow task that fails this often in a row is not a worker that was restarted.
 STUCK_ATTEMPTS = 3
-_NO_WORKER_S = contracts.NO_WORKER_TIMEOUT.total_seconds()
 # With each live run, what is true of the runs above it. For a resumed run that has not begun, its time counts from the
 # resumption.
 _LIVE_RUNS = text("""
@@ -218,7 +217,11 @@ async def _reconcile_run(database: Database, client: Client, run: LiveRun) -> bo
         if _is_stuck(description) or await _round_is_stuck(client, run):
             # No worker's code can go on with it (a bug, or a version that does not fit).
             await _note_waiting(database, run, WORKFLOW_STUCK)
-        elif not run.is_paused and run.execution_seen < run.execution and run.age_s > _NO_WORKER_S:
+        elif (
+            not run.is_paused
+            and run.execution_seen < run.execution
+            and run.age_s > contracts.NO_WORKER_TIMEOUT.total_seconds()
+        ):
             # The workflow's own queue is the pool's, and nobody polls it.
             await _note_waiting(database, run, NO_WORKER)
         return False

@@ -29,6 +29,8 @@ from tests.support.stored import record, rows
 from tests.support.workers import Workers
 from tests.support.workflows import until
 
+pytestmark = pytest.mark.slow
+
 SPLIT = lists_plan(["Split it.", "Conclude."], [[], [0]], [1, 0])
 ONE = lists_plan(["Answer."], [[]], [0])
 MEND = lists_plan(["Mend it."], ["all"], [0])

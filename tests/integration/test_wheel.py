@@ -25,6 +25,8 @@ from tests.support.provider import Provider
 from tests.support.servers import TestServers
 from tests.support.workers import WorkerChild, Workers
 
+pytestmark = pytest.mark.slow
+
 SOURCES = ("engine", "activities", "worker_pools", "migrations", "pyproject.toml", "README.md", "LICENSE")
 BUILD_TOOLS_MIN = 77
 # Written by the SDK when the sandbox has to import what is not there yet, and what its restrictions complain of.

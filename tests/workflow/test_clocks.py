@@ -29,6 +29,8 @@ from tests.support.workers import Workers
 from tests.support.workflows import pool_of, provider_reaches
 from worker_pools.pool import Pool
 
+pytestmark = pytest.mark.slow
+
 needs_faketime = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 TWO = lists_plan(["Go.", "Go on."], [[], [0]], [0, 1])
 ONE = lists_plan(["Go."], [[]], [0])

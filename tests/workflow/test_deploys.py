@@ -34,6 +34,8 @@ from tests.support.stored import check_invariants, dump, execute, record, rows
 from tests.support.workers import Workers
 from tests.support.workflows import handle_of, history_events, pool_of, provider_reaches, run_of, step_of, until
 
+pytestmark = pytest.mark.slow
+
 HEAD = str(scripts().get_current_head())
 # What two steps need: the first is in flight, in a pause or held while versions change, the second comes after.
 TWO = lists_plan(["Go.", "Go on."], [[], [0]], [0, 1])

@@ -31,6 +31,8 @@ from tests.support.workflows import provider_reaches
 from worker_pools.pool import Pool
 from worker_pools.process import WorkerProcess
 
+pytestmark = pytest.mark.slow
+
 
 def other_queue(database: Database, servers: TestServers) -> AbstractAsyncContextManager[WorkerProcess]:
     return worker_process(database.url, servers.temporal_address, queues=("other",))

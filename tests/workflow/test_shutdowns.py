@@ -23,6 +23,8 @@ from tests.support.stored import check_invariants, record
 from tests.support.workers import Workers
 from tests.support.workflows import pool_of, provider_reaches, run_of
 
+pytestmark = pytest.mark.slow
+
 CALLS = 5
 CALL_S = 4
 FIVE = lists_plan(["Go."] * CALLS, [[]] * CALLS, [0] * CALLS)

@@ -19,6 +19,8 @@ from tests.support.command import PODIUM, environment
 from tests.support.podium_home import POOL, PRICE, PodiumHome
 from tests.support.provider import Provider
 
+pytestmark = pytest.mark.slow
+
 PLAN = 'model_id = ["echo", "quick", "echo"]\nsubtasks = ["one", "two", "three"]\naccess_list = [[], [0], [0, 1]]\n'
 QUICK = 'model_id = ["quick", "quick"]\nsubtasks = ["one", "two"]\naccess_list = [[], [0]]\n'
 BAD_KEY = {"status": 401, "body": {"error": {"message": "no such key"}}}

@@ -131,6 +131,7 @@ def test_keys_are_needed_only_for_what_runs(home: PodiumHome, provider: Provider
 
 
 def test_ctrl_c_leaves_the_fork_going_on(home: PodiumHome, source: dict[str, Any], provider: Provider) -> None:
+    provider.script({"delay_first_s": 4})
     process = home.start("fork", source["id"], "--step", "2", "--worker", "slow")
     provider.wait_for(1, timeout_s=60)
     interrupt(process, signal.SIGINT)

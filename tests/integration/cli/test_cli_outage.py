@@ -19,6 +19,8 @@ from tests.support.disk import SmallDisk, can_mount
 from tests.support.podium_home import PodiumHome
 from tests.support.provider import Provider
 
+pytestmark = pytest.mark.slow
+
 THREE = 'model_id = ["slow", "slow", "slow"]\nsubtasks = ["a", "b", "c"]\naccess_list = [[], [0], [1]]\n'
 DISK_MB = 200
 UNTOLD = "PODIUM_DATABASE_URL"
@@ -77,7 +79,8 @@ async def test_a_disk_that_fills_under_a_run_is_told_by_every_command(home: Podi
             disk.free()
             _, err = process.communicate(timeout=90)
             assert process.returncode == 0, err
-            assert "there is space again" in err
+            # Said unless the run has ended before the next look.
+            assert "there is space again" in err or "step 2" in err.partition("warning: disk-full")[2]
             assert watching.wait(timeout=90) == 0
             watching.communicate()
 

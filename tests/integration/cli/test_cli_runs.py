@@ -143,6 +143,7 @@ def test_detach_prints_the_id_and_watch_follows_to_the_same_end(home: PodiumHome
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_detaches_and_the_run_goes_on(number: signal.Signals, home: PodiumHome, provider: Provider):
     (home.folder / "plan.txt").write_text(SLOW)
+    provider.script({"delay_first_s": 4})
     process = home.start("run", "Go on.", "--pool", "./pool.yaml", "--plan", "plan.txt")
     provider.wait_for(1, timeout_s=60)
     interrupt(process, number)

@@ -9,6 +9,8 @@ import pytest
 from tests.support.podium_home import PodiumHome
 from tests.support.provider import Provider
 
+pytestmark = pytest.mark.slow
+
 ONE = 'model_id = ["quick"]\nsubtasks = ["a"]\naccess_list = [[]]\n'
 TWO = 'model_id = ["quick"]\nsubtasks = ["b"]\naccess_list = [[]]\n'
 

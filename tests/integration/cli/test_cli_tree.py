@@ -10,6 +10,8 @@ import pytest
 from tests.support.podium_home import PRICE, PodiumHome
 from tests.support.provider import Provider
 
+pytestmark = pytest.mark.slow
+
 POOL = """\
 name: tree
 conductor: {{base_url: "{url}", model: planner, price: {price}}}

@@ -196,7 +196,7 @@ async def test_no_limit_of_http_is_shorter_than_the_workers_and_none_longer_than
             assert (client.timeout.read, client.timeout.pool) == (None, None)
             assert (client.timeout.connect, client.timeout.write) == (CONNECT_TIMEOUT_S, WRITE_TIMEOUT_S)
     await clients.aclose()
-    # Temporal's limit for one attempt is the worker's call_s and this margin: tests/workflow/test_call_outcomes.py.
+    # Temporal's limit for one attempt is the worker's call_s and this margin: tests/workflow/test_provider_trouble.py.
     assert max(CONNECT_TIMEOUT_S, WRITE_TIMEOUT_S) < contracts.CALL_MARGIN_S
 
 

@@ -64,7 +64,7 @@ async def test_a_worker_of_the_local_pool_answers(server, adapter):
 async def test_the_plans_of_the_local_conductor_can_be_run(server, adapter):
     pool = load_pool("local")
     schema = plan_schema(
-        workers=3, steps_max=5, subtask_chars_max=pool.conductor.subtask_chars_max, last_step_reads=True
+        workers=range(3), steps_max=5, subtask_chars_max=pool.conductor.subtask_chars_max, last_step_reads=True
     )
     workers = "\n".join(f"{number}: {one.name} - {one.description}" for number, one in enumerate(pool.workers))
     for question in QUESTIONS:
