@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from uuid import UUID
 
 from temporalio import activity
@@ -10,6 +11,13 @@ from activities.context import ActivityContext
 from activities.guard import guarded
 from engine.contracts import SettleReceipt, SettleRequest, WaitRequest
 from engine.store.settling import Settlement, note_waiting, settle_run
+
+_CODE = re.compile(r"[a-z0-9-]{1,80}")
+
+
+def checked_code(code: str | None) -> str | None:
+    """A code as it came from Temporal, or a word for what is none: no text may get into the record this way."""
+    return code if code is None or _CODE.fullmatch(code) else "bug-code"
 
 
 class BookkeepingActivities:
@@ -22,7 +30,7 @@ class BookkeepingActivities:
     @guarded
     async def settle_run(self, request: SettleRequest) -> SettleReceipt:
         """Ends a run that its last step did not end."""
-        settlement = Settlement(UUID(request.run_id), request.execution, request.state, request.code)
+        settlement = Settlement(UUID(request.run_id), request.execution, request.state, checked_code(request.code))
         settled = await settle_run(self._context.database, settlement)
         return SettleReceipt(settled.state, settled.code)
 
@@ -30,4 +38,11 @@ class BookkeepingActivities:
     @guarded
     async def note_waiting(self, request: WaitRequest) -> None:
         """Shows on the record what a step, or the planning, waits for."""
-        await note_waiting(self._context.database, UUID(request.run_id), request.round, request.position, request.code)
+        await note_waiting(
+            self._context.database,
+            UUID(request.run_id),
+            request.round,
+            request.position,
+            checked_code(request.code) or "bug-code",
+            execution=request.execution,
+        )

@@ -52,6 +52,7 @@ class ChildActivities:
             task=task if len(task.encode()) <= TASK_BYTES_MAX else None,
             depth_max=pool.policy.depth_max,
             on_failure=failure_policy(pool, worker, inputs.planned_worker),
+            dispatch=request.dispatch,
             routes={other.name: StepRoute(other.model, other.queue) for other in pool.workers},
             planned_workers=pool.policy.on_failed_step == "fallback",
         )

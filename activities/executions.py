@@ -259,7 +259,9 @@ async def _note_waiting(database: Database, run: LiveRun, code: str) -> None:
     live = [step for step in steps if step.state in STEP_LIVE]
     # A step that has not begun waits more visibly than one whose call may still be in flight.
     waits = min(live, key=lambda step: (step.state == "running", step.position), default=None)
-    await note_waiting(database, run.id, run.round, None if waits is None else waits.position, code)
+    await note_waiting(
+        database, run.id, run.round, None if waits is None else waits.position, code, execution=run.execution
+    )
 
 
 async def _ordered_runs(database: Database) -> Sequence[UUID]:

@@ -14,7 +14,7 @@ from activities.context import ActivityContext
 from activities.guard import guarded
 from activities.plan_text import read_plan, template_draft
 from activities.prompts import new_nonce, render_plan_request, usable_workers
-from activities.secrets_gate import require_secret
+from activities.secrets_gate import raise_if_waiting
 from activities.specs import step_specs
 from activities.steps import make_opening, raise_if_unfinished, rendered
 from activities.transactions import record, to_its_end
@@ -49,12 +49,12 @@ class PlanActivities:
         inputs = await read_plan_inputs(context.database, place.run_id, request.round)
         pool = await context.pool(inputs.pool_digest)
         conductor = pool.conductor
-        await require_secret(context, place, conductor)
         prompt = await rendered(inputs, lambda: render_plan_request(pool, inputs, new_nonce()))
         opening = replace(
             make_opening(context, place, fence, conductor, prompt), invalid_plans_max=pool.policy.plan_repairs_max + 1
         )
         ruling, cancelled = await to_its_end(open_attempt(context.database, opening))
+        raise_if_waiting(ruling)
         if ruling.verdict == "call":
             schema = _schema(pool, place.round, inputs.depth) if conductor.structured_output == "json-schema" else None
             plan = CallPlan(place, opening.attempt_id, conductor, prompt.messages, schema)

@@ -14,7 +14,7 @@ from activities.calling import LARGE_CHARS, CallEnd, CallPlan, make_call, not_ca
 from activities.context import ActivityContext
 from activities.guard import guarded
 from activities.prompts import Prompt, input_chars, new_nonce, render_step
-from activities.secrets_gate import require_secret
+from activities.secrets_gate import raise_if_waiting, secret_missing
 from activities.specs import step_specs
 from activities.transactions import record, to_its_end
 from engine.contracts import StepReceipt, StepRequest, StepSpec, attempt_id, pool_queue
@@ -52,11 +52,10 @@ class StepActivities:
             # Another worker has the step since it was asked for, and its calls are made elsewhere or take longer.
             return await self._moved(place, pool, None)
         policy = failure_policy(pool, worker, inputs.planned_worker)
-        if not inputs.is_settled:
-            await require_secret(context, place, worker)
         prompt = await rendered(inputs, lambda: render_step(pool, inputs, new_nonce()))
         opening = replace(make_opening(context, place, fence, worker, prompt), on_failure=policy)
         ruling, cancelled = await to_its_end(open_attempt(context.database, opening))
+        raise_if_waiting(ruling)
         # Now it is durable that a call may happen; a crash from here on leaves an attempt that counts as unknown.
         if ruling.verdict == "call":
             plan = CallPlan(place, opening.attempt_id, worker, prompt.messages)
@@ -137,6 +136,7 @@ def make_opening(context: ActivityContext, place: Place, fence: Fence, worker: W
         prompt_commitment=commitment(manifest.salt, PROMPT_DOMAIN, str(attempt), prompt.rendered),
         attempts_max=worker.attempts_max,
         process_id=context.process_id,
+        secret_missing=secret_missing(context, worker),
         reserve_usd=worst_case_usd(worker.price, len(prompt.rendered), worker.output_tokens_max),
         reserve_tokens=worst_case_tokens(len(prompt.rendered), worker.output_tokens_max),
     )

@@ -73,6 +73,8 @@ KEPT = "kept"
 WORKFLOW_LOST = "workflow-lost"
 # A child ended because a step here fails, of which the word may come later.
 PARENT_FAILED = "parent-failed"
+# What follows from another failure; the failure itself says why the run fails.
+_CONSEQUENCES = frozenset({PARENT_FAILED, "run-failing"})
 
 
 class _Ended(Exception):  # noqa: N818  # not an error: it is how the interpretation of a plan is left
@@ -97,6 +99,8 @@ class RunWorkflow:
         self._freed = 0
         # A step has failed for good, so nothing that is held will be wanted any more.
         self._giving_up = False
+        # Steps that lie in a queue which nobody has polled for a while.
+        self._unpolled: set[int] = set()
         # Rounds and children under way.
         self._below: dict[str, workflow.ChildWorkflowHandle[Any, RunResult]] = {}
 
@@ -224,18 +228,21 @@ class RunWorkflow:
                     return failure or _all_done(graph, done)
                 await workflow.wait(list(tasks.values()), return_when=asyncio.FIRST_COMPLETED)
                 for position in [position for position, task in tasks.items() if task.done()]:
-                    receipt = tasks.pop(position).result()
+                    receipt = _receipt_of(tasks.pop(position))
                     self._freed += 1
                     if receipt.run_ended:
                         return _Ended("succeeded", settled=True)
                     if receipt.outcome == "succeeded":
                         done.add(position)
-                    elif failure is None or failure.code == PARENT_FAILED:
+                    elif failure is None or (failure.code in _CONSEQUENCES and receipt.outcome != "held"):
                         # Nothing new starts; calls in flight are paid for, so they may finish and be kept.
                         self._giving_up = True
                         failure = _Ended("cancelled" if receipt.outcome == "cancelled" else "failed", receipt.code)
                         # The same for the children: Open refuses them from now on, so what they hold back may end.
                         await self._wake_below()
+                        # What lies in a queue that nobody polls has not begun, and nobody could take it out again.
+                        for unpolled in self._unpolled & tasks.keys():
+                            tasks[unpolled].cancel()
         except (asyncio.CancelledError, Exception):
             # Not `finally`: a workflow that a worker drops from its memory is closed where nothing may be awaited.
             await _stop(list(tasks.values()))
@@ -256,8 +263,12 @@ class RunWorkflow:
                     raise
                 await self._note_no_worker(request, step.position)
                 patient = True
+                self._unpolled.add(step.position)
+                if self._giving_up:
+                    return StepReceipt("held", "no-worker")
             else:
                 patient = False
+                self._unpolled.discard(step.position)
                 if receipt.outcome == "moved" or receipt.code == "operator":
                     # A call has ended, though the step has not.
                     self._freed += 1
@@ -398,6 +409,16 @@ async def _finish(tasks: Sequence[asyncio.Task[Any]]) -> None:
         if not task.cancelled():
             # Looked at, so that asyncio does not complain of an exception that nobody asked for.
             task.exception()
+
+
+def _receipt_of(task: asyncio.Task[StepReceipt]) -> StepReceipt:
+    """What became of a step; one that was taken out of its queue because the run fails was only held."""
+    if task.cancelled():
+        return StepReceipt("held", "no-worker")
+    error = task.exception()
+    if error is not None and is_cancelled_exception(error) and not _is_cancelling():
+        return StepReceipt("held", "no-worker")
+    return task.result()
 
 
 def _read(raw: RawValue) -> RunRequest:

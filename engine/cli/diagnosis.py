@@ -31,7 +31,7 @@ def failure_words(attempt: AttemptSnapshot, model: Worker | None) -> str:
         return ""
     status = "" if attempt.provider_status is None else f" ({attempt.provider_status})"
     words = attempt.error_code + status
-    meaning = _meaning(attempt.error_code, model)
+    meaning = _meaning(attempt, attempt.error_code, model)
     if meaning:
         words += f": {meaning}"
     if attempt.message:
@@ -49,6 +49,12 @@ def model_of(pool: Pool | None, worker: str | None) -> Worker | None:
     return next((model for model in pool.workers if model.name == worker), None)
 
 
+def called(pool: Pool | None, attempt: AttemptSnapshot) -> Worker | None:
+    """The pool's entry for whom an attempt of a step called; None if the run's pool has another one by that name."""
+    model = model_of(pool, attempt.worker)
+    return model if model is not None and model.model == attempt.model else None
+
+
 def blame(run: RunSnapshot, pool: Pool | None) -> str:
     """Why a failed run failed, to follow the run's reason; empty if the record does not say."""
     from engine.cli.tree import blame_below
@@ -56,12 +62,14 @@ def blame(run: RunSnapshot, pool: Pool | None) -> str:
     for step in run.steps:
         if step.state == "failed":
             where = f"round {step.round}, step {step.position}" if step.round else f"step {step.position}"
-            said = blame_below(run, step) or _last_failure(step.attempts, model_of(pool, step.worker))
+            said = blame_below(run, step) or _last_step_failure(step.attempts, pool)
             return f" ({where}, worker {preview(step.worker, 64)}){said}"
     if run.reason == "plan-invalid" and run.plan_errors:
         return f": {plan_error_words(run.plan_errors[0])}"
     if run.rounds and run.rounds[-1].planned_at is None:
-        return _last_failure(run.planning, model_of(pool, None))
+        said = _last_failure(run.planning, model_of(pool, None))
+        # The run's reason is the code already.
+        return said.removeprefix(f": {run.reason}")
     return ""
 
 
@@ -117,7 +125,12 @@ def _last_failure(attempts: tuple[AttemptSnapshot, ...], model: Worker | None) -
     return f": {failure_words(failed[-1], model)}" if failed else ""
 
 
-def _meaning(code: str, model: Worker | None) -> str:
+def _last_step_failure(attempts: tuple[AttemptSnapshot, ...], pool: Pool | None) -> str:
+    failed = [attempt for attempt in attempts if attempt.error_code is not None]
+    return f": {failure_words(failed[-1], called(pool, failed[-1]))}" if failed else ""
+
+
+def _meaning(attempt: AttemptSnapshot, code: str, model: Worker | None) -> str:
     from worker_pools.adapters.codes import CALL_CODES
 
     known = CALL_CODES.get(code)
@@ -128,8 +141,8 @@ def _meaning(code: str, model: Worker | None) -> str:
         return f"no connection to {preview(address, SAID_CHARS)}"
     if address is not None and code == "endpoint-not-found":
         return f"nothing answers at {preview(address, SAID_CHARS)}"
-    if model is not None and code == "model-not-found":
-        return f"{known.meaning} ({preview(model.model, SAID_CHARS)})"
+    if code == "model-not-found":
+        return f"{known.meaning} ({preview(attempt.model, SAID_CHARS)})"
     return known.meaning
 
 

@@ -15,15 +15,15 @@ from uuid import UUID
 
 from activities.progress import CHANNEL
 from engine.cli import terminal
-from engine.cli.diagnosis import blame, model_of
+from engine.cli.diagnosis import blame
 from engine.cli.outage import shortage_words
 from engine.cli.render import duration
-from engine.cli.waits import hint_lines, wait_lines
+from engine.cli.waits import hint_lines, key_hints, wait_lines
 from engine.errors import ExitCode, InputError, UnavailableError
 from engine.store.database import Database
 from engine.store.snapshots import RunSnapshot
-from engine.store.states import RUN_ENDED
-from engine.store.trees import who_waits
+from engine.store.states import RUN_ENDED, RUN_LIVE
+from engine.store.trees import Descendant, who_waits
 from engine.store.waiting import BUDGET_REASONS, OPERATOR
 from engine.store.watching import RunProgress, listen, read_progress
 from worker_pools.pool import Pool
@@ -107,6 +107,11 @@ def _running(run: RunProgress | RunSnapshot) -> int:
     return sum(step.state == "running" for step in run.steps)
 
 
+def waits_below(run: RunSnapshot) -> Descendant | None:
+    """The run below a run that goes on, if all that is left of it waits there for somebody."""
+    return who_waits(run.id, _running(run), run.below, SOMEBODY) if run.state in RUN_LIVE else None
+
+
 def _waits_for_somebody(progress: RunProgress, *, stays: bool) -> bool:
     reason = _waits_for(progress)
     return reason is not None and not (stays and reason in ANSWERED_ELSEWHERE)
@@ -182,8 +187,11 @@ def exit_code(state: str) -> ExitCode:
     return EXIT_CODES.get(state, ExitCode.WAITING)
 
 
-def say_how_it_ended(run: RunSnapshot, pool: Pool | None) -> None:
-    """One line on standard error for a run that did not succeed, with what to do about it."""
+def say_how_it_ended(run: RunSnapshot, pool: Pool | None, paused: UUID | None = None) -> None:
+    """One line on standard error for a run that did not succeed, with what to do about it.
+
+    ``paused`` is the run whose pause holds this one, if it is not its own.
+    """
     words = f"run {run.id} {run.state}" + (f": {run.reason}" if run.reason else "")
     if run.state == "failed":
         terminal.err(f"error: {words}{blame(run, pool)}")
@@ -194,24 +202,17 @@ def say_how_it_ended(run: RunSnapshot, pool: Pool | None) -> None:
         terminal.err(words)
         for line in wait_lines(run):
             terminal.err(line)
-        for hint in _what_it_waits_for(run, pool):
+        for hint in _what_it_waits_for(run, pool, paused):
             terminal.err(f"hint: {hint}")
-    elif (below := who_waits(run.id, _running(run), run.below, SOMEBODY)) is not None:
+    elif (below := waits_below(run)) is not None:
         terminal.err(f"{words}; run {below.id} below it waits ({below.reason})")
         terminal.err(f"hint: podium show {below.id}")
 
 
-def _what_it_waits_for(run: RunSnapshot, pool: Pool | None) -> list[str]:
-    if run.reason == "paused":
-        return [f"podium unpause {run.id}"]
-    if run.reason != "secret-missing":
-        return hint_lines(run) or [f"podium show {run.id}"]
-    names: list[str | None] = [step.worker for step in run.steps if step.reason == "secret-missing"] or [None]
-    keys = [model.api_key for model in (model_of(pool, name) for name in names) if model is not None and model.api_key]
-    whose = ", ".join(dict.fromkeys("the Conductor" if name is None else name for name in names))
-    places = ", ".join(dict.fromkeys(key.env or f"the file {key.file}" for key in keys))
-    what = f"set {places}" if places else "set its variable (`podium pool check` names it)"
-    return [f"the key of {whose} is missing: {what} and run `podium watch {run.id}`"]
+def _what_it_waits_for(run: RunSnapshot, pool: Pool | None, paused: UUID | None) -> list[str]:
+    if run.reason == "secret-missing":
+        return key_hints(run, pool)
+    return hint_lines(run, paused) or [f"podium show {run.id}"]
 
 
 def detached_words(run_id: UUID, *, embedded: bool) -> str:

@@ -90,7 +90,8 @@ async def open_session(
         try:
             handed = dict(needs.secrets)
             if services.embedded:
-                found = {name: value for name, value in (await _live_secrets(database)).items() if name not in handed}
+                here = values_here(await live_references(database))
+                found = {name: value for name, value in here.items() if name not in handed}
                 if found:
                     handed |= found
                     more = Needs(secrets=found)
@@ -189,15 +190,16 @@ def values_here(references: Iterable[SecretRef]) -> dict[str, str]:
     return {name: value for name, value in found if value is not None}
 
 
-async def _live_secrets(database: Database) -> dict[str, str]:
+async def live_references(database: Database) -> list[SecretRef]:
+    """The keys that the pools of all live runs name, each once."""
     from engine.store.watching import live_pool_documents
-    from worker_pools.pool import pool_from_document
+    from worker_pools.pool import pool_from_document, required_secrets
 
-    found: dict[str, str] = {}
+    found: list[SecretRef] = []
     for document in await live_pool_documents(database):
         try:
-            found |= secrets_here(pool_from_document(document))
+            found += required_secrets(pool_from_document(document))
         except PodiumError:
             # A pool of another version's run must not keep this command from its work.
             continue
-    return found
+    return list(dict.fromkeys(found))

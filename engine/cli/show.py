@@ -11,6 +11,7 @@ from engine.errors import ExitCode
 
 if TYPE_CHECKING:
     from engine.settings import Settings
+    from engine.store.database import Database
     from engine.store.snapshots import RunSnapshot
     from worker_pools.pool import Pool
 
@@ -26,11 +27,11 @@ def show(run_reference: str, as_json: bool) -> int:
 
     settings = settings_for_reading(run_reference)
     assert settings is not None
-    run, pool, remarks = run_async(_fetch(settings, run_reference))
+    run, pool, remarks, (waits, hints) = run_async(_fetch(settings, run_reference))
     if as_json:
         terminal.out_json(run_object(run, remarks))
     else:
-        print_run(run, pool, remarks)
+        print_run(run, pool, remarks, waits, hints)
     return ExitCode.OK
 
 
@@ -44,8 +45,10 @@ async def fetch_run(settings: Settings, reference: str) -> RunSnapshot:
         return await find_run(session.database, reference)
 
 
-async def _fetch(settings: Settings, reference: str) -> tuple[RunSnapshot, Pool | None, list[dict[str, Any]]]:
-    """The run, its pool, and what keeps it from going on though its state does not say so."""
+async def _fetch(
+    settings: Settings, reference: str
+) -> tuple[RunSnapshot, Pool | None, list[dict[str, Any]], tuple[list[str], list[str]]]:
+    """The run, its pool, what keeps it from going on though its state does not say so, and what it waits for."""
     from engine.cli.outage import shortage_words
     from engine.cli.session import open_session, pinned_pool
     from engine.keeper.client import Needs
@@ -57,4 +60,27 @@ async def _fetch(settings: Settings, reference: str) -> tuple[RunSnapshot, Pool 
         short = await session.shortage() if run.state in RUN_LIVE else None
         words = [] if short is None else [(short.code, "; ".join(shortage_words(short, run.id)))]
         remarks = [{"code": code, "field": None, "position": None, "text": text} for code, text in words]
-        return run, await pinned_pool(session.database, run.pool_digest), remarks
+        pool = await pinned_pool(session.database, run.pool_digest)
+        return run, pool, remarks, await _waits(session.database, run)
+
+
+async def _waits(database: Database, run: RunSnapshot) -> tuple[list[str], list[str]]:
+    """What a run, or else the run below it that everything is left to, waits for, and the commands that answer."""
+    from engine.cli.follow import waits_below
+    from engine.cli.render import state_words
+    from engine.cli.session import pinned_pool
+    from engine.cli.tree import place_words
+    from engine.cli.waits import hint_lines, key_hints, wait_lines
+    from engine.operations.pausing import paused_run
+    from engine.service import find_run
+
+    below = None if run.state == "waiting" else waits_below(run)
+    where = run if below is None else await find_run(database, str(below.id))
+    paused = await paused_run(database, where.id) if where.reason == "paused" else None
+    hints = hint_lines(where, paused) + key_hints(where, await pinned_pool(database, where.pool_digest))
+    lines = wait_lines(where)
+    if below is None:
+        return lines, hints
+    of = "" if below.parent.run_id == run.id else f" of run {below.parent.run_id}"
+    head = f"run {where.id} below it ({place_words(below.parent)}{of}): {state_words(where.state, where.reason)}"
+    return [head, *(f"run {where.id}: {line}" for line in lines)], hints

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engine.cli import terminal
 from engine.cli.contract import plan_digest_of, run_object
-from engine.cli.diagnosis import answer_notes, failure_words, model_of, note_line, plan_error_words
+from engine.cli.diagnosis import answer_notes, called, failure_words, model_of, note_line, plan_error_words
 from engine.cli.render import (
     STYLES,
     aligned,
@@ -26,7 +26,6 @@ from engine.cli.render import (
     tokens,
 )
 from engine.cli.tree import blame_below, child_preview, place_words, round_words, tree_lines
-from engine.cli.waits import hint_lines, wait_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,15 +68,24 @@ def print_result(run: RunSnapshot, *, as_json: bool) -> None:
         say(note_line(note))
 
 
-def print_run(run: RunSnapshot, pool: Pool | None, remarks: Sequence[dict[str, Any]] = ()) -> None:
-    """Everything about a run. The pool, if it can be read, tells where failed calls went; remarks follow the state."""
+def print_run(
+    run: RunSnapshot,
+    pool: Pool | None,
+    remarks: Sequence[dict[str, Any]] = (),
+    waits: Sequence[str] = (),
+    hints: Sequence[str] = (),
+) -> None:
+    """Everything about a run. The pool, if it can be read, tells where failed calls went.
+
+    Remarks follow the state, then what it waits for and the commands that let it go on.
+    """
     terminal.out(f"run     {run.id}")
     terminal.out(f"state   {state_words(run.state, run.reason)}")
     for remark in remarks:
         terminal.out(note_line(remark))
-    for line in wait_lines(run):
+    for line in waits:
         terminal.out(f"waits   {line}")
-    for hint in hint_lines(run):
+    for hint in hints:
         terminal.out(f"hint    {hint}")
     terminal.out(f"task    {preview(run.task, 200)}")
     digest = plan_digest_of(run)
@@ -266,8 +274,10 @@ def _print_failures(run: RunSnapshot, pool: Pool | None) -> None:
         where = f"round {step.round}, step {step.position}" if step.round else f"step {step.position}"
         for attempt in step.attempts:
             if attempt.error_code is not None:
-                terminal.out(f"{where}, attempt {attempt.number}: {attempt.state}")
-                _print_failure(attempt, model_of(pool, step.worker))
+                # After a retry with another worker, or a fallback, the step has not the worker that was called.
+                other = "" if attempt.worker == step.worker else f" (worker {preview(attempt.worker, 64)})"
+                terminal.out(f"{where}, attempt {attempt.number}{other}: {attempt.state}")
+                _print_failure(attempt, called(pool, attempt))
         if step.state == "failed" and (said := blame_below(run, step)):
             terminal.out(f"{where}{said}")
 

@@ -33,17 +33,22 @@ async def _unpause(settings: Settings, reference: str, reason: str | None, *, as
     from engine.cli.orders import order_object, order_of, say_if_not_delivered
     from engine.cli.session import open_session
     from engine.keeper.client import Needs
-    from engine.operations.pausing import unpause_run
+    from engine.operations.pausing import paused_run, unpause_run
     from engine.service import resolve_run
 
     async with open_session(settings, Needs()) as session:
         run_id = await resolve_run(session.database, reference)
         order = order_of(settings, run_id, reason)
         given = await unpause_run(session.database, session.client, order)
+        above = await paused_run(session.database, run_id)
     if as_json:
         terminal.out_json(order_object("unpause", order, given, given.ordered.state, given.ordered.reason))
         return ExitCode.OK
     say_if_not_delivered(given)
+    if above is not None:
+        terminal.out(f"run {run_id} is not paused itself any more, but run {above} above it still is")
+        terminal.err(f"hint: podium unpause {above}")
+        return ExitCode.OK
     terminal.out(f"run {run_id} goes on")
     terminal.err(f"hint: podium watch {run_id}")
     return ExitCode.OK

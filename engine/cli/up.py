@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import click
 
 from engine.cli import terminal
-from engine.errors import ExitCode, InputError, RefusedError
+from engine.errors import ExitCode, InputError, PodiumError, RefusedError
 from engine.settings import Settings, load_settings
 
 
@@ -13,15 +15,14 @@ from engine.settings import Settings, load_settings
 def up() -> int:
     """Keep the embedded servers, model and worker running until Ctrl-C or SIGTERM.
 
-    Takes over from a keeper in the background; live runs go on.
+    Takes over from a keeper in the background; live runs go on, with the keys that are set here.
     """
     from engine.cli.session import run_async
     from engine.keeper.client import BUSY_EXIT
-    from engine.keeper.daemon import run_keeper
 
     settings = _embedded()
     run_async(_stop_background(settings))
-    code = run_async(run_keeper(settings, foreground=True, say=terminal.err))
+    code = run_async(_keep(settings))
     if code == BUSY_EXIT:
         raise RefusedError(
             "keeper-running",
@@ -29,6 +30,47 @@ def up() -> int:
             hint="`podium down` stops it",
         )
     return code
+
+
+async def _keep(settings: Settings) -> int:
+    """Runs the keeper to its end. Once it is ready for the first time, it gets the keys of live runs."""
+    from engine.keeper.daemon import run_keeper
+
+    handover: asyncio.Task[None] | None = None
+
+    def say(status: str) -> None:
+        nonlocal handover
+        terminal.err(status)
+        if status == "ready" and handover is None:
+            handover = asyncio.create_task(_hand_over_keys(settings))
+
+    try:
+        # Awaited here, not in a task of its own: between the end of its lock and the cancel below the hand-over must
+        # not run, or it would start a keeper in the background.
+        return await run_keeper(settings, foreground=True, say=say)
+    finally:
+        if handover is not None:
+            handover.cancel()
+            await asyncio.gather(handover, return_exceptions=True)
+
+
+async def _hand_over_keys(settings: Settings) -> None:
+    """Gives the keeper what this environment holds of the keys of live runs, as any command does; says what lacks."""
+    from engine.cli.session import live_references, open_session
+    from engine.keeper.client import Needs
+    from worker_pools.secrets import SecretStore
+
+    try:
+        async with open_session(settings, Needs(), on_status=lambda _: None) as session:
+            missing = SecretStore().missing(await live_references(session.database))
+    except PodiumError as error:
+        terminal.err(f"warning: the keys of live runs were not handed over: {terminal.inert(error.message)}")
+        terminal.err("hint: `podium list` in an environment that has them hands them over")
+        return
+    if missing:
+        names = ", ".join(key.env or f"the file {key.file}" for key in missing)
+        terminal.err(f"warning: keys of live runs are missing here: {terminal.inert(names)}; their steps wait")
+        terminal.err("hint: `podium list` in an environment that has them hands them over")
 
 
 async def _stop_background(settings: Settings) -> None:

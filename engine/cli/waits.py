@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from engine.cli.diagnosis import model_of
 from engine.cli.render import between, duration, preview
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from engine.store.snapshots import RunSnapshot, StepSnapshot
     from engine.store.watching import RunProgress, StepProgress
+    from worker_pools.pool import Pool
 
 OPERATOR: Final = "operator"
 PAUSED: Final = "paused"
@@ -37,11 +39,14 @@ def wait_lines(run: RunSnapshot | RunProgress) -> list[str]:
     return [_line(step, run.read_at) for step in _waiting(run)[:STEPS_MAX]]
 
 
-def hint_lines(run: RunSnapshot | RunProgress) -> list[str]:
-    """The commands that let a waiting run go on; none where it goes on by itself, or where more must be said."""
+def hint_lines(run: RunSnapshot | RunProgress, paused: UUID | None = None) -> list[str]:
+    """The commands that let a waiting run go on; none where it goes on by itself, or where more must be said.
+
+    ``paused`` is the run whose pause holds this one, if that is known; without it, this one.
+    """
     lines: list[str] = []
     if run.state == "waiting" and run.reason == PAUSED:
-        lines.append(f"podium unpause {run.id}")
+        lines.append(f"podium unpause {paused or run.id}")
     waiting = _waiting(run)
     last = max((step.position for step in run.steps if step.round == run.round), default=-1)
     answerable = [step.position for step in waiting if step.reason == OPERATOR][:STEPS_MAX]
@@ -53,6 +58,19 @@ def hint_lines(run: RunSnapshot | RunProgress) -> list[str]:
         if reason in reasons
     ]
     return lines
+
+
+def key_hints(run: RunSnapshot, pool: Pool | None) -> list[str]:
+    """Which variable is missing, and how to hand its key over, for a run of which something waits for a key."""
+    names: list[str | None] = [step.worker for step in _waiting(run) if step.reason == "secret-missing"]
+    if not names and (run.state, run.reason) != ("waiting", "secret-missing"):
+        return []
+    names = names or [None]
+    keys = [model.api_key for model in (model_of(pool, name) for name in names) if model is not None and model.api_key]
+    whose = ", ".join(dict.fromkeys("the Conductor" if name is None else name for name in names))
+    places = ", ".join(dict.fromkeys(key.env or f"the file {key.file}" for key in keys))
+    what = f"set {places}" if places else "set its variable (`podium pool check` names it)"
+    return [f"the key of {whose} is missing: {what} and run `podium watch {run.id}`"]
 
 
 def _answers(run_id: UUID, position: int, *, is_last: bool) -> str:

@@ -39,6 +39,7 @@ async def _watch(settings: Settings, reference: str, *, as_json: bool) -> int:
     from engine.cli.tables import print_result
     from engine.cli.views import open_view
     from engine.keeper.client import Needs
+    from engine.operations.pausing import paused_run
     from engine.service import find_run, resolve_run
 
     async with open_session(settings, Needs()) as session:
@@ -56,6 +57,7 @@ async def _watch(settings: Settings, reference: str, *, as_json: bool) -> int:
             )
         run = await find_run(session.database, str(run_id))
         pool = await pinned_pool(session.database, run.pool_digest)
+        paused = await paused_run(session.database, run_id) if run.reason == "paused" else None
     print_result(run, as_json=as_json)
-    say_how_it_ended(run, pool)
+    say_how_it_ended(run, pool, paused)
     return exit_code(progress.state)

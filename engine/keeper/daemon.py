@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import json
 import logging
-import logging.handlers
 import os
 import signal
 import socket
@@ -26,12 +25,12 @@ from typing import Any
 from engine.errors import ExitCode, PodiumError, UnavailableError
 from engine.keeper import space
 from engine.keeper.client import BUSY_EXIT
-from engine.keeper.home import Home, leave_run_folder, lock_home, open_home
+from engine.keeper.home import Home, explained, leave_run_folder, lock_home, open_home
+from engine.keeper.own_log import log_to
 from engine.keeper.protocol import LINE_BYTES_MAX, PROTOCOL_VERSION, error_message, receive, send
 from engine.keeper.servers import Servers
 from engine.settings import Settings, TemporalSettings, load_settings
 
-LOG_BYTES_MAX = 5 * 1024 * 1024
 IDLE_CHECK_S = 0.5
 SPACE_CHECK_S = 1.0
 _log = logging.getLogger(__name__)
@@ -288,6 +287,10 @@ async def run_keeper(settings: Settings, *, foreground: bool, say: Callable[[str
     with lock:
         # Once more: a keeper that was about to leave may have taken the sockets' folder with it after our first look.
         home = open_home(settings.home)
+        if foreground:
+            # Only now: before it has the lock, another keeper may write there.
+            with explained(home.root):
+                log_to(home.logs_dir / "keeper.log")
         keeper = Keeper(home, settings, foreground=foreground, say=say)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -307,7 +310,7 @@ def main() -> None:
     os.environ["PODIUM_HOME"] = str(home_path)
     code: int = ExitCode.FAILED
     try:
-        _log_to(home_path / "logs" / "keeper.log")
+        log_to(home_path / "logs" / "keeper.log")
         code = asyncio.run(run_keeper(load_settings(), foreground=False, say=_Parent().say))
     except PodiumError as error:
         _log.error("%s: %s", error.code, error.message)
@@ -334,14 +337,6 @@ class _Parent:
                 sys.stdout.write(json.dumps({"status": status}) + "\n")
                 sys.stdout.flush()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _log_to(path: Path) -> None:
-    handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    logging.getLogger("engine.keeper").setLevel(logging.INFO)
-    path.chmod(0o600)
 
 
 def _is_ours(writer: asyncio.StreamWriter) -> bool:

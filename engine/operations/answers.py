@@ -6,12 +6,13 @@ The answer goes on record, then the run's workflow is woken. Must never change a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy import select
 
 from activities.prompts import usable_workers
-from engine.errors import InputError
+from engine.errors import InputError, RefusedError
 from engine.operations.cancelling import Given
 from engine.operations.waking import Connect, wake_when_connected
 from engine.store.answers import Answer, Answered, answer_step
@@ -21,6 +22,19 @@ from engine.store.inputs import read_pool_document
 from engine.store.orders import Order
 from engine.store.tables import Run
 from worker_pools.pool import Pool, pool_from_document
+
+# Steps of a run and of all runs below it that wait for an operator, from the top.
+_READ_WAITING: Final = """
+    WITH RECURSIVE family AS (
+        SELECT id, round, 0 AS height FROM runs WHERE id = %s
+        UNION ALL
+        SELECT child.id, child.round, family.height + 1 FROM runs child JOIN family ON child.parent_run_id = family.id
+    )
+    SELECT family.id, position, height FROM family
+    JOIN steps ON steps.run_id = family.id AND steps.round = family.round
+    WHERE steps.state = 'waiting' AND steps.reason = 'operator'
+    ORDER BY height, family.id, position
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +76,25 @@ async def abort_step(database: Database, connect: Connect, order: Order, *, posi
 
 
 async def _give(database: Database, connect: Connect, order: Order, answer: Answer) -> AnswerGiven:
-    answered = await answer_step(database, order, answer)
+    try:
+        answered = await answer_step(database, order, answer)
+    except RefusedError as error:
+        hint = await _hint_below(database, order.run_id, answer) if error.code == "step-not-waiting" else None
+        if hint is None:
+            raise
+        raise RefusedError(error.code, error.message, hint=hint) from None
     return AnswerGiven(answered, await wake_when_connected(database, connect, order.run_id))
+
+
+async def _hint_below(database: Database, run_id: UUID, answer: Answer) -> str | None:
+    """Where the answer would fit: the step of a run below that waits, if none of the run's own does."""
+    (rows,) = await database.fetch((_READ_WAITING, (run_id,)))
+    if not rows or any(row["height"] == 0 for row in rows):
+        return None
+    first = rows[0]
+    command = f"podium {answer.kind} {first['id']} --step {first['position']}"
+    more = "" if len(rows) == 1 else f" (and {len(rows) - 1} more)"
+    return f"run {first['id']} below it waits{more}: `{command}`"
 
 
 async def _pinned(database: Database, run_id: UUID) -> tuple[str, int]:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Final
+from uuid import UUID
+
+from engine.errors import RefusedError
 from engine.operations.cancelling import Given
 from engine.operations.waking import Connect, wake_when_connected
 from engine.store.database import Database
 from engine.store.orders import Order
 from engine.store.orders import pause_run as write_pause
 from engine.store.orders import unpause_run as write_unpause
+
+_READ_PAUSED: Final = """
+    WITH RECURSIVE line AS (
+        SELECT id, parent_run_id, paused_at, 0 AS height FROM runs WHERE id = %s
+        UNION ALL
+        SELECT above.id, above.parent_run_id, above.paused_at, line.height + 1
+        FROM runs above JOIN line ON above.id = line.parent_run_id
+    )
+    SELECT id FROM line WHERE paused_at IS NOT NULL ORDER BY height LIMIT 1
+"""
 
 
 async def pause_run(database: Database, connect: Connect, order: Order) -> Given:
@@ -17,6 +31,25 @@ async def pause_run(database: Database, connect: Connect, order: Order) -> Given
 
 
 async def unpause_run(database: Database, connect: Connect, order: Order) -> Given:
-    """Lets a run go on. Raises RefusedError ``run-ended``, ``run-cancelling``, ``run-not-paused``."""
-    ordered = await write_unpause(database, order)
+    """Lets a run go on, unless a run above it is paused, too (see `paused_run`).
+
+    Raises RefusedError ``run-ended``, ``run-cancelling``, ``run-not-paused``.
+    """
+    try:
+        ordered = await write_unpause(database, order)
+    except RefusedError as error:
+        above = await paused_run(database, order.run_id) if error.code == "run-not-paused" else None
+        if above is None:
+            raise
+        raise RefusedError(
+            error.code,
+            f"run {order.run_id} is not paused itself: run {above} above it is",
+            hint=f"podium unpause {above}",
+        ) from None
     return Given(ordered, await wake_when_connected(database, connect, order.run_id))
+
+
+async def paused_run(database: Database, run_id: UUID) -> UUID | None:
+    """The run whose pause holds this one: itself, else the nearest paused run above it; None if there is none."""
+    (rows,) = await database.fetch((_READ_PAUSED, (run_id,)))
+    return rows[0]["id"] if rows else None

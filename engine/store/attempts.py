@@ -28,6 +28,9 @@ from engine.store.waiting import BUDGET, OPERATOR, show_held
 PLAN_INVALID = "plan-invalid"
 # What ends a child whose parent, or a run above that, is about to fail.
 PARENT_FAILED = "parent-failed"
+# What every step that has not begun, or tries again, is told while its run is about to fail.
+RUN_FAILING = "run-failing"
+SECRET_MISSING = "secret-missing"  # noqa: S105  # a code, not a secret
 UNCOUNTED_CODES = frozenset({"worker-shutdown", PLAN_INVALID})
 
 Verdict = Literal["call", "done", "held", "cancelled", "failed", "superseded", "retry", "moved"]
@@ -91,6 +94,8 @@ class Opening:
     reserve_tokens: int | None = None
     invalid_plans_max: int | None = None
     on_failure: FailurePolicy = FAIL
+    # The worker's key is not in this process: nothing can be called, and the step waits for it.
+    secret_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,8 @@ async def open_attempt(database: Database, opening: Opening) -> Ruling:
         owner = owners[0] if owners else await _new_round(connection, writer, place)
         ruling = _refusal(writer, owner, attempts, ancestors, opening)
         if ruling is None:
+            if not owners:
+                _begin_round(writer, place)
             ruling = _open(writer, owner, attempts, opening)
         if ruling.verdict == "held":
             # That it was asked is a sign of life: it does not wait for a worker.
@@ -134,19 +141,23 @@ async def open_attempt(database: Database, opening: Opening) -> Ruling:
 
 
 async def _new_round(connection: Connection, writer: RunWriter, place: Place) -> dict[str, Any]:
-    """The plan row of a later round, which its first planning call brings with it.
+    """The plan row of a later round as it will be; its first planning call brings it with it.
 
     What Temporal asks for is not believed: the round before must have been answered, and the run may have this round.
     """
     if place.position is not None or place.round != writer.run["round"] + 1:
         raise BugError("step-unknown", "there is no such step or round in this run")
     (steps,) = await exchange(connection, [(queries.READ_STEPS, (place.run_id, place.round - 1))])
-    if place.round >= writer.run["rounds_max"] or not steps or steps[-1]["state"] not in STEP_HAS_OUTPUT:
+    is_answered = bool(steps) and steps[-1]["state"] in STEP_HAS_OUTPUT
+    if place.round >= writer.run["rounds_max"] or not is_answered or any(step["state"] in STEP_LIVE for step in steps):
         raise BugError("round-unexpected", "a round was planned that this run does not have")
-    writer.statement(queries.INSERT_PLAN_ROW, (plan_id(place.run_id, place.round), place.run_id, place.round))
-    writer.statement(queries.SET_ROUND, (place.round, place.run_id))
     fence = {"fence_execution": 0, "fence_dispatch": 0, "fence_attempt": 0}
     return {"run_id": place.run_id, "round": place.round, "accepted_at": None, **fence}
+
+
+def _begin_round(writer: RunWriter, place: Place) -> None:
+    writer.statement(queries.INSERT_PLAN_ROW, (plan_id(place.run_id, place.round), place.run_id, place.round))
+    writer.statement(queries.SET_ROUND, (place.round, place.run_id))
 
 
 def _refusal(  # noqa: PLR0911  # one return for each reason
@@ -170,11 +181,24 @@ def _refusal(  # noqa: PLR0911  # one return for each reason
         return Ruling("moved")
     mine = next((attempt for attempt in attempts if attempt["id"] == opening.attempt_id), None)
     if mine is not None:
+        if bytes(mine["prompt_commitment"]) != opening.prompt_commitment:
+            # Not this Open, repeated: Temporal handed the same try out twice (a reset, a restored backup). The other
+            # one may be calling. The next try has a number of its own.
+            return Ruling("retry", "attempt-taken")
         # Open was repeated after its COMMIT was lost: the call may go on only if nobody took over since.
         return Ruling("call") if mine["state"] == "sent" else Ruling("superseded", "attempt-superseded")
     if opening.fence <= fence_held(owner):
         return Ruling("superseded", "fence-lost")
+    _close_dead(writer, attempts)
     return standing_order(writer, owner, ancestors)
+
+
+def _close_dead(writer: RunWriter, attempts: Sequence[dict[str, Any]]) -> None:
+    """Closes what a dead worker left open, whatever follows: the call may have happened and may have been billed."""
+    for attempt in attempts:
+        if attempt["state"] == "sent":
+            writer.close_attempt(attempt, AttemptResult("unknown", "outcome-lost"), [])
+            attempt.update(state="unknown", error_code="outcome-lost")
 
 
 def standing_order(  # noqa: PLR0911  # one return for each reason
@@ -188,14 +212,17 @@ def standing_order(  # noqa: PLR0911  # one return for each reason
         return Ruling("cancelled", "cancelled")
     if any(run["failing"] for run in ancestors):
         return Ruling("cancelled", PARENT_FAILED)
+    if owner.get("state") == "failed":
+        return Ruling("failed", owner["reason"])
+    if writer.failing:
+        # Another step has failed for good: nothing new is called, also not another try.
+        return Ruling("failed", RUN_FAILING)
     if any(_passed(run["deadline_at"], writer.now) for run in chain):
         if owner.get("state") in STEP_LIVE:
             writer.set_step_state(owner, "failed", "deadline-exceeded")
         return Ruling("failed", "deadline-exceeded")
     if any(run["paused_at"] is not None for run in chain):
         return Ruling("held", "paused")
-    if owner.get("state") == "failed":
-        return Ruling("failed", owner["reason"])
     if owner.get("state") == "waiting" and owner["reason"] == OPERATOR:
         return Ruling("held", OPERATOR)
     return None
@@ -203,10 +230,10 @@ def standing_order(  # noqa: PLR0911  # one return for each reason
 
 def _open(writer: RunWriter, owner: dict[str, Any], attempts: Sequence[dict[str, Any]], opening: Opening) -> Ruling:
     place, fence = opening.place, opening.fence
-    for attempt in attempts:
-        if attempt["state"] == "sent":
-            # Its worker died or lost its lease: the call may have happened and may have been billed.
-            writer.close_attempt(attempt, AttemptResult("unknown", "outcome-lost"), [])
+    if opening.secret_missing:
+        if place.position is not None:
+            writer.set_step_state(owner, "waiting", SECRET_MISSING)
+        return Ruling("held", SECRET_MISSING)
     if opening.invalid_plans_max is not None and invalid_plans(attempts, fence.execution) >= opening.invalid_plans_max:
         # The worker died after it had written down the last of them and before it could report it.
         return Ruling("failed", PLAN_INVALID)

@@ -7,7 +7,7 @@ only its own row, so the two never wait for each other in a circle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import UUID
 
@@ -20,13 +20,16 @@ from engine.store.attempts import (
     FAIL,
     PARENT_FAILED,
     FailurePolicy,
+    Fence,
     Place,
     Ruling,
     fail_step,
+    fence_held,
     only_row,
     read_owner,
     standing_order,
 )
+from engine.store.closing import may_end
 from engine.store.database import Database
 from engine.store.drafts import StepRoute
 from engine.store.exchange import Connection, Row, exchange
@@ -83,6 +86,7 @@ class ChildOpening:
     on_failure: FailurePolicy
     routes: Mapping[str, StepRoute] = field(default_factory=dict)
     planned_workers: bool = False
+    dispatch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +109,16 @@ async def begin_child(database: Database, opening: ChildOpening) -> ChildRuling:
     async def work(connection: Connection) -> ChildRuling:
         child_id = child_run_id(place.run_id, round=place.round, position=position)
         # Locked before the budgets, as the child's own transactions do.
-        writer, (owners, ancestors, children) = await lock_run(
+        writer, (owners, ancestors, children, attempts) = await lock_run(
             connection,
             place.run_id,
             read_owner(place),
             (queries.READ_ANCESTORS, (place.run_id,)),
             (_LOCK_CHILD, (child_id,)),
+            (queries.READ_ATTEMPTS, (place.run_id, place.round, position)),
         )
         step = only_row(owners)
-        refused = _refusal(writer, step, ancestors, opening)
+        refused = _refusal(writer, step, ancestors, opening, number=len(attempts))
         if refused is not None:
             if refused.verdict == "held":
                 writer.mark_seen(opening.execution)
@@ -121,12 +126,18 @@ async def begin_child(database: Database, opening: ChildOpening) -> ChildRuling:
             await writer.commit()
             return refused
         writer.mark_seen(opening.execution)
-        if children and children[0]["state"] not in {"failed", "cancelled"}:
+        # Only another dispatch opens an ended child again. A late or repeated one does not: what ended it stands.
+        fence = Fence(opening.execution, opening.dispatch, 0)
+        is_newer = fence > replace(fence_held(step), attempt=0)
+        if children and (children[0]["state"] not in {"failed", "cancelled"} or not is_newer):
             child_writer, execution = None, children[0]["execution"]
         elif children:
             child_writer, execution = await _reopen(connection, writer, children[0], opening)
         else:
             child_writer, execution = _create(writer, child_id, opening, position), 1
+        if is_newer:
+            numbers = (fence.execution, fence.dispatch, fence.attempt)
+            writer.statement(queries.SET_STEP_FENCE, (*numbers, place.run_id, place.round, position))
         old = step["state"]
         if old != "running":
             writer.set_step_state(step, "running")
@@ -145,7 +156,9 @@ def _position(place: Place) -> int:
     return place.position
 
 
-def _refusal(writer: RunWriter, step: Row, ancestors: Sequence[Row], opening: ChildOpening) -> ChildRuling | None:
+def _refusal(
+    writer: RunWriter, step: Row, ancestors: Sequence[Row], opening: ChildOpening, *, number: int
+) -> ChildRuling | None:
     place = opening.place
     if opening.execution != writer.run["execution"]:
         return ChildRuling("superseded", "execution-superseded")
@@ -163,7 +176,7 @@ def _refusal(writer: RunWriter, step: Row, ancestors: Sequence[Row], opening: Ch
         code = TASK_TOO_LARGE
     if code is None:
         return None
-    failed = fail_step(writer, step, place, opening.on_failure, code, number=0)
+    failed = fail_step(writer, step, place, opening.on_failure, code, number=number)
     return ChildRuling(_child_verdict(failed), failed.code)
 
 
@@ -295,13 +308,15 @@ async def finish_child(database: Database, closing: ChildClosing) -> Ruling:
     child_id = child_run_id(place.run_id, round=place.round, position=_position(place))
 
     async def work(connection: Connection) -> Ruling:
-        writer, (owners, unfinished, children, answers) = await lock_run(
+        writer, (owners, unfinished, children, answers, attempts, ancestors) = await lock_run(
             connection,
             place.run_id,
             read_owner(place),
             (queries.READ_UNFINISHED, (place.run_id, place.round)),
             (queries.READ_RUN, (child_id,)),
             (_READ_ANSWER, (child_id,)),
+            (queries.READ_ATTEMPTS, (place.run_id, place.round, place.position)),
+            (queries.READ_ANCESTORS, (place.run_id,)),
         )
         step, child = only_row(owners), only_row(children)
         if step["state"] in STEP_HAS_OUTPUT:
@@ -314,7 +329,17 @@ async def finish_child(database: Database, closing: ChildClosing) -> Ruling:
         if child["state"] not in RUN_ENDED:
             return Ruling("retry", "child-not-ended")
         others = [row for row in unfinished if row["position"] != place.position]
-        ruling = _take_over(writer, step, child, answers, closing, others)
+        ordered = [run["cancel_requested_at"] for run in (writer.run, *ancestors)]
+        ruling = _take_over(
+            writer,
+            step,
+            child,
+            answers,
+            closing,
+            others,
+            number=len(attempts),
+            is_cancelled=any(moment is not None for moment in ordered),
+        )
         await writer.commit()
         # Now the step has its output, or has failed, by the record of its child.
         return ruling
@@ -341,19 +366,22 @@ def _take_over(  # noqa: PLR0917  # the rows that were read
     answers: Sequence[Row],
     closing: ChildClosing,
     others: Sequence[Row],
+    *,
+    number: int,
+    is_cancelled: bool,
 ) -> Ruling:
     said: dict[str, Any] = {"child": str(child["id"]), "child_state": child["state"], "child_reason": child["reason"]}
     writer.entry("child.ended", round=step["round"], step=step["position"], **said)
     if child["state"] == "succeeded":
         answer = answers[0]["accepted_attempt_id"]
         writer.set_step_state(step, "succeeded", accepted=answer)
-        ends = closing.ends_run and not others and writer.run["state"] not in RUN_ENDED
+        ends = closing.ends_run and may_end(writer, closing.place, others)
         if ends:
             writer.set_run_state("succeeded")
         else:
             show_waiting(writer, others)
         return Ruling("done", attempt_id=answer, run_ended=ends)
-    if writer.run["cancel_requested_at"] is not None:
+    if is_cancelled:
         return Ruling("cancelled", "cancelled")
     if child["reason"] == PARENT_FAILED or any(row["state"] == "failed" for row in others):
         # It had to end because this run is about to; nobody takes the step over.
@@ -363,7 +391,7 @@ def _take_over(  # noqa: PLR0917  # the rows that were read
     if child["reason"] == DEADLINE:
         # The deadline is the whole tree's: no substitute and no operator has any time left.
         code, policy = DEADLINE, FAIL
-    ruling = fail_step(writer, step, closing.place, policy, code, number=0)
+    ruling = fail_step(writer, step, closing.place, policy, code, number=number)
     if ruling.verdict == "held":
         show_waiting(writer, [*others, {**step, "state": "waiting", "reason": ruling.code}])
     return ruling

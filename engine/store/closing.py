@@ -6,7 +6,7 @@ and never accepted. See `engine.store.attempts` for Open.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -106,7 +106,7 @@ def _close_step(writer: RunWriter, rows: _Closed, closing: Closing) -> Ruling:
     if accepted:
         writer.close_attempt(attempt, result, committed, step=step, step_state="succeeded")
         # The workflow only wishes; that no other step is left is for the record to say.
-        ends = closing.ends_run and not others and writer.run["state"] not in RUN_ENDED
+        ends = closing.ends_run and may_end(writer, closing.place, others)
         if ends:
             writer.set_run_state("succeeded")
         else:
@@ -132,6 +132,11 @@ def _close_step(writer: RunWriter, rows: _Closed, closing: Closing) -> Ruling:
         return replace(ruling, verdict="held", code=OPERATOR)
     writer.close_attempt(attempt, result, committed, step=step, step_state="failed", step_reason=result.error_code)
     return ruling
+
+
+def may_end(writer: RunWriter, place: Place, others: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the output of this step may end the run: no other step is left, and no other round may follow."""
+    return not others and writer.run["state"] not in RUN_ENDED and place.round + 1 >= writer.run["rounds_max"]
 
 
 def _recorded(writer: RunWriter, step: dict[str, Any], attempt: dict[str, Any]) -> Ruling:

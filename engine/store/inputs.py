@@ -12,7 +12,6 @@ from engine.errors import BugError
 from engine.store.artifacts import READ_STEP_TEXTS, joined, read_contents
 from engine.store.database import Database
 from engine.store.ids import artifact_id, plan_id
-from engine.store.states import STEP_LIVE
 from engine.store.tables import Attempt, Plan, PoolSnapshot, Run, Step
 
 _READ_STEPS = """
@@ -59,8 +58,6 @@ class StepInputs:
     visible: tuple[VisibleStep, ...]
     # The plan's worker, where a substitute has taken its place.
     planned_worker: str | None = None
-    # Whether it is over: nothing will be called, whatever is missing for a call.
-    is_settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,6 @@ async def read_step_inputs(database: Database, run_id: UUID, round_number: int, 
         worker=own["worker"],
         planned_worker=own["planned_worker"],
         step_id=own["id"],
-        is_settled=own["state"] not in STEP_LIVE,
         is_last=position == len(rows) - 1,
         task=part(run_id, "task"),
         subtask=part(own["id"], "subtask"),

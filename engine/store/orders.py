@@ -109,7 +109,7 @@ async def pause_run(database: Database, order: Order) -> Ordered:
     """
 
     async def work(connection: Connection) -> Ordered:
-        writer, known, (calls,) = await lock_for_order(connection, order, (READ_CALLS, (order.run_id,)))
+        writer, known, (calls,) = await lock_for_order(connection, order, (READ_CALLS, (order.run_id, [])))
         run = writer.run
         if known:
             return Ordered(run["state"], run["reason"], run["paused_at"], changed=True)

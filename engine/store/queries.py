@@ -12,7 +12,8 @@ from typing import Final, LiteralString
 LOCK_RUN: Final[LiteralString] = "SELECT * FROM runs WHERE id = %s FOR NO KEY UPDATE"
 
 READ_HEAD: Final[LiteralString] = """
-    SELECT seq, hash, clock_timestamp() AS now, EXISTS (SELECT FROM budgets WHERE run_id = %(run_id)s) AS budgeted
+    SELECT seq, hash, clock_timestamp() AS now, EXISTS (SELECT FROM budgets WHERE run_id = %(run_id)s) AS budgeted,
+           EXISTS (SELECT FROM steps WHERE run_id = %(run_id)s AND state = 'failed') AS failing
     FROM ledger_heads WHERE run_id = %(run_id)s
 """
 
@@ -32,7 +33,8 @@ READ_UNFINISHED: Final[LiteralString] = """
 
 READ_ATTEMPTS: Final[LiteralString] = """
     SELECT id, round, position, number, state, error_code, accepted, execution, dispatch, temporal_attempt,
-           input_tokens, output_tokens, cost_usd, worker, reserved_usd, reserved_tokens
+           input_tokens, output_tokens, cost_usd, worker, reserved_usd, reserved_tokens,
+           prompt_commitment
     FROM attempts
     WHERE run_id = %s AND round = %s AND position IS NOT DISTINCT FROM %s
     ORDER BY number
@@ -40,7 +42,8 @@ READ_ATTEMPTS: Final[LiteralString] = """
 
 READ_OPEN_ATTEMPTS: Final[LiteralString] = """
     SELECT id, round, position, number, state, error_code, accepted, execution, dispatch, temporal_attempt,
-           input_tokens, output_tokens, cost_usd, worker, reserved_usd, reserved_tokens
+           input_tokens, output_tokens, cost_usd, worker, reserved_usd, reserved_tokens,
+           prompt_commitment
     FROM attempts
     WHERE run_id = %s AND state = 'sent'
     ORDER BY id
@@ -150,3 +153,8 @@ READ_RUN: Final[LiteralString] = "SELECT * FROM runs WHERE id = %s"
 INSERT_PLAN_ROW: Final[LiteralString] = "INSERT INTO plans (id, run_id, round) VALUES (%s, %s, %s)"
 
 SET_ROUND: Final[LiteralString] = "UPDATE runs SET round = %s WHERE id = %s"
+
+SET_STEP_FENCE: Final[LiteralString] = """
+    UPDATE steps SET fence_execution = %s, fence_dispatch = %s, fence_attempt = %s
+    WHERE run_id = %s AND round = %s AND position = %s
+"""

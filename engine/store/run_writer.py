@@ -46,6 +46,9 @@ class RunWriter:
     head: bytes
     # The budgets of this run and its ancestors, locked, root first.
     budgets: Sequence[Row] = ()
+    # Whether a step of the run has failed for good, so that the run is about to.
+    failing: bool = False
+    closed_attempts: list[UUID] = field(default_factory=list)
     _statements: list[tuple[str, Params]] = field(default_factory=list)
     _bodies: list[bytes] = field(default_factory=list)
     _next_hash: bytes = b""
@@ -140,6 +143,7 @@ class RunWriter:
         ``result`` holds what can be stored, see `storable`. An attempt that was given up as unknown is in the totals
         already; when it reports after all, only the difference is added.
         """
+        self.closed_attempts.append(attempt["id"])
         before: dict[str, Any] = {"input_tokens": 0, "output_tokens": 0, "cost_usd": Decimal(0)}
         unpriced_before = False
         if attempt["state"] == "unknown":
@@ -294,6 +298,7 @@ async def lock_run(
         now=head[0]["now"],
         seq=head[0]["seq"],
         head=head[0]["hash"],
+        failing=head[0]["failing"],
     )
     if head[0]["budgeted"] or run[0]["parent_run_id"] is not None:
         (writer.budgets,) = await exchange(connection, [(LOCK_BUDGETS, (run_id,))])

@@ -12,6 +12,7 @@ from engine.store.database import Database
 from engine.store.exchange import Connection, Row
 from engine.store.run_writer import AttemptResult, lock_run
 from engine.store.states import RUN_ENDED, STEP_HAS_OUTPUT, STEP_LIVE, RunState, StepState
+from engine.store.waiting import OPERATOR
 
 ANSWER_MISSING = "answer-missing"
 
@@ -71,21 +72,35 @@ async def settle_run(database: Database, settlement: Settlement) -> Settled:
     return await database.write(work)
 
 
-async def note_waiting(database: Database, run_id: UUID, round_number: int, position: int | None, code: str) -> None:
-    """Shows that a step (or, with None, the planning) waits, and for what; a run that has ended stays as it is."""
+async def note_waiting(
+    database: Database,
+    run_id: UUID,
+    round_number: int,
+    position: int | None,
+    code: str,
+    *,
+    execution: int | None = None,
+) -> None:
+    """Shows that a step (or, with None, the planning) waits, and for what; a run that has ended stays as it is.
+
+    A note by another execution than the run's changes nothing, nor does one about a step that waits for an operator:
+    only the answer may end that.
+    """
 
     async def work(connection: Connection) -> None:
         reads = [(queries.READ_PLAN, (run_id, round_number)), (queries.READ_STEPS, (run_id, round_number))]
         writer, (plans, steps) = await lock_run(connection, run_id, *reads)
-        if writer.run["state"] in RUN_ENDED:
+        run = writer.run
+        if run["state"] in RUN_ENDED or execution not in {None, run["execution"]}:
             return
         if position is None:
-            if not plans or plans[0]["accepted_at"] is not None:
+            # A later round has no row yet before its first planning call.
+            if plans[0]["accepted_at"] is not None if plans else round_number != run["round"] + 1:
                 return
         else:
             own = next((step for step in steps if step["position"] == position), None)
-            if own is None or own["state"] not in STEP_LIVE:
-                # A late note: the step has ended meanwhile and waits for nothing.
+            if own is None or own["state"] not in STEP_LIVE or own["reason"] == OPERATOR:
+                # A late note: the step has ended meanwhile and waits for nothing, or for somebody else.
                 return
             waiting: StepState = "waiting"
             writer.set_step_state(own, waiting, code)

@@ -22,14 +22,15 @@ BUDGET: Final = "budget"
 # What ends only when somebody answers, raises a limit or gives a key.
 BUDGET_REASONS: Final = frozenset({f"{BUDGET}-usd", f"{BUDGET}-tokens", f"{BUDGET}-calls"})
 
-# Calls of the run and of everything below it.
+# Calls of the run and of everything below it, but for attempts that the same transaction closes.
 READ_CALLS: Final = """
     WITH RECURSIVE family AS (
         SELECT id FROM runs WHERE id = %s
         UNION ALL
         SELECT child.id FROM runs child JOIN family ON child.parent_run_id = family.id
     )
-    SELECT attempts.id FROM attempts JOIN family ON attempts.run_id = family.id WHERE attempts.state = 'sent' LIMIT 1
+    SELECT attempts.id FROM attempts JOIN family ON attempts.run_id = family.id
+    WHERE attempts.state = 'sent' AND attempts.id <> ALL(%s::uuid[]) LIMIT 1
 """
 # Entries that may say that a step or its run began to wait, newest first. An entry is canonical JSON.
 WAIT_ENTRIES: Final = """
@@ -77,7 +78,7 @@ async def show_held(connection: Connection, writer: RunWriter, place: tuple[int,
     """
     round_number, position = place
     if code == PAUSED:
-        (calls,) = await exchange(connection, [(READ_CALLS, (writer.run_id,))])
+        (calls,) = await exchange(connection, [(READ_CALLS, (writer.run_id, writer.closed_attempts))])
         # While a call is in flight the run still runs; the end of the call shows the pause.
         if not calls and writer.run["state"] != "waiting":
             writer.set_run_state("waiting", PAUSED)

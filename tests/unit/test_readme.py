@@ -91,6 +91,17 @@ def test_each_plan_in_the_readme_is_valid_and_says_the_same(form: str) -> None:
     ]
 
 
+def test_each_edit_of_a_fork_in_the_readme_changes_the_plan_in_the_readme() -> None:
+    (text,) = blocks(README, "text plan")
+    draft = read_plan(load_pool("local"), text)
+    assert not isinstance(draft, RejectedPlan)
+    edits = re.findall(r"--step (\d) --access (\S+)", "\n".join(commands(README)))
+    assert edits
+    for position, access in edits:
+        reads = ",".join(str(read) for read in draft.plan.steps[int(position)].access)
+        assert access not in {"all", reads or "none"}, (position, access)
+
+
 def test_the_pool_in_the_readme_is_valid() -> None:
     (text,) = blocks(README, "yaml pool")
     assert parse_pool(text, label="README.md").name == "mine"

@@ -284,6 +284,7 @@ async def test_rounds_shrink_on_the_way_down_and_a_later_round_may_have_children
     assert models_of(provider) == [PLANNER, "plain", PLANNER, PLANNER, "plain", PLANNER, PLANNER]
 
 
+@pytest.mark.slow
 async def test_a_dead_workers_call_in_a_later_round_is_failed_as_soon_as_there_is_a_successor(
     servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
 ) -> None:

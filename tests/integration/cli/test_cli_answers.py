@@ -145,7 +145,8 @@ def test_a_budget_stops_a_run_says_how_much_is_left_and_a_raise_lets_it_go_on(
     assert (ended["state"], ended["budget"]["calls"]["spent"], provider.count) == ("succeeded", 2, 2)
     late = home.podium("budget", run["id"], "--calls", "9", "--json")
     assert (late.code, late.error_code) == (1, "run-ended")
-    assert "podium fork" in late.json["error"]["hint"]
+    # A fork would have the limits of its source.
+    assert "podium run ... --budget-usd" in late.json["error"]["hint"]
 
 
 def screen(descriptor: int, *, until: str, timeout_s: float = 40.0) -> str:

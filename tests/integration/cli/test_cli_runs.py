@@ -107,6 +107,13 @@ def test_a_failed_step_ends_with_1_and_show_says_what_the_provider_said(home: Po
     assert (done.code, done.out) == (1, "")
 
 
+def test_a_planning_call_that_failed_says_its_code_once(home: PodiumHome, provider: Provider):
+    provider.script({"status": 401}, model="planner", times=None)
+    done = home.run("Fail.", env=KEY)
+    assert done.code == 1
+    assert re.search(r"^error: run \S+ failed: auth-failed \(401\): the provider refuses", done.err, re.MULTILINE)
+
+
 def test_a_failed_call_names_the_address_and_the_key_variable(home: PodiumHome, provider: Provider):
     provider.script({"status": 401, "body": {}}, model="quick", times=None)
     done = home.run("Fail.", plan='model_id = ["keyed"]\nsubtasks = ["a"]\naccess_list = [[]]\n', env=KEY)
@@ -243,6 +250,8 @@ def test_a_template_runs_without_a_conductor_and_detached_json_is_the_run_so_far
 
 
 def test_a_run_that_lost_its_key_waits_for_it_and_any_command_brings_it_back(home: PodiumHome, provider: Provider):
+    # Long enough for the keeper to be gone before the second step.
+    provider.script({"delay_first_s": 6})
     run_id = home.run("Keyed.", "--detach", plan=KEYED, env=KEY).out.strip()
     # The keeper goes before the second step; the key was in its memory only.
     assert home.podium("down").code == 0
@@ -253,6 +262,8 @@ def test_a_run_that_lost_its_key_waits_for_it_and_any_command_brings_it_back(hom
     assert run["steps"][1]["state"] == "waiting"
     assert "STAND_IN_KEY" not in json.dumps(run)
     assert f"podium watch {run_id}" in done.err
+    shown = home.podium("show", run_id).out
+    assert f"\nhint    the key of keyed is missing: set STAND_IN_KEY and run `podium watch {run_id}`\n" in shown
     assert home.podium("list", env=KEY).code == 0
     done = home.podium("watch", run_id, "--json", env=KEY)
     assert done.code == 0, done.err

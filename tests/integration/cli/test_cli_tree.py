@@ -156,3 +156,51 @@ def test_a_run_waits_when_all_that_is_left_waits_below_it(home: PodiumHome, prov
     done = home.podium("watch", "last")
     assert done.code == 3
     assert home.podium("cancel", "last").code == 0
+
+
+def test_what_waits_below_is_said_with_the_command_that_answers_it(home: PodiumHome, provider: Provider) -> None:
+    write_pool(home, provider, on_failed="wait")
+    provider.script({"text": INNER}, model="planner")
+    provider.script({}, {"status": 401}, model="quick")
+    done = home.run("Split it.", "--json", plan=SPLIT)
+    assert done.code == 3, done.err
+    run = done.valid_json("run")
+    (child,) = run["children"]
+    shown = home.podium("show", run["id"]).out
+    assert f"\nwaits   run {child} below it (step 1): waiting (operator)\n" in shown
+    assert f"\nwaits   run {child}: step 0 (quick) waits for an operator" in shown
+    assert f"\nhint    `podium retry {child} --step 0 " in shown
+    for arguments in ((), ("--step", "1")):
+        refused = home.podium("retry", run["id"], *arguments, "--json")
+        assert (refused.code, refused.error_code) == (1, "step-not-waiting")
+        assert f"`podium retry {child} --step 0`" in refused.json["error"]["hint"]
+    assert home.podium("retry", child, "--worker", "free").code == 0
+    assert home.podium("watch", run["id"]).code == 0
+    # The attempt that failed was another worker's than the step's is by now.
+    assert "step 0, attempt 1 (worker quick): failed" in home.podium("show", child).out
+
+
+def test_a_pause_from_above_is_named_by_the_run_that_is_paused(home: PodiumHome, provider: Provider) -> None:
+    write_pool(home, provider)
+    provider.script({"text": INNER}, model="planner")
+    provider.script({}, {"delay_first_s": 8}, model="quick")
+    top = home.run("Split it.", "--detach", plan=SPLIT).out.strip()
+    provider.wait_for(3, timeout_s=60)
+    (child,) = home.podium("show", top, "--json").json["children"]
+    assert home.podium("pause", top).code == 0
+    refused = home.podium("unpause", child, "--json")
+    assert (refused.code, refused.error_code) == (1, "run-not-paused")
+    assert refused.json["error"]["message"] == f"run {child} is not paused itself: run {top} above it is"
+    assert refused.json["error"]["hint"] == f"podium unpause {top}"
+    while home.podium("show", child, "--json").json["reason"] != "paused":
+        pass
+    assert f"\nhint    podium unpause {top}\n" in home.podium("show", child).out
+    assert f"hint: podium unpause {top}\n" in home.podium("watch", child).err
+    assert home.podium("pause", child).code == 0
+    lifted = home.podium("unpause", child)
+    assert lifted.code == 0, lifted.err
+    assert "goes on" not in lifted.out
+    assert f"run {top} above it still is" in lifted.out
+    assert f"podium unpause {top}" in lifted.err
+    assert home.podium("unpause", top).out == f"run {top} goes on\n"
+    assert home.podium("watch", top).code == 0

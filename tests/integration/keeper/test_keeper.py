@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,6 +17,8 @@ from engine.keeper.home import lock_home, open_home
 from tests.support.podium_home import PodiumHome
 from tests.support.processes import IS_ROOT, as_other
 from tests.support.provider import Provider
+
+KEYED = 'model_id = ["slow", "keyed"]\nsubtasks = ["a", "b"]\naccess_list = [[], [0]]\n'
 
 
 def lock_is_free(home: Path) -> bool:
@@ -105,6 +108,45 @@ def test_up_takes_over_from_a_keeper_in_the_background_and_its_runs_go_on(provid
         assert up.returncode == 0
         assert "taking over from the keeper in the background" in err
         assert lock_is_free(home.home)
+
+
+def test_up_hands_over_the_keys_of_live_runs_and_names_missing_ones_without_a_traceback(provider: Provider) -> None:
+    with PodiumHome(provider.base_url) as home:
+        key = {"STAND_IN_KEY": "sk-stand-in"}
+        run_id = home.run("Keyed.", "--detach", plan=KEYED, env=key).out.strip()
+        assert home.podium("down").code == 0
+
+        def reason() -> str | None:
+            found: str | None = home.podium("list", "--json").json[0]["reason"]
+            return found
+
+        bare = home.start("up")
+        wait_for(lambda: reason() == "secret-missing", 60)
+        log = home.home / "logs" / "keeper.log"
+        wait_for(lambda: "secret-missing: Completing activity as failed" in log.read_text())
+        bare.terminate()
+        _, err = bare.communicate(timeout=60)
+        assert err.count("STAND_IN_KEY") == 1
+        assert err.count("hint: ") == 1
+        assert "Traceback" not in err + log.read_text()
+        assert "Completing activity" not in err
+
+        home.env |= key
+        up = home.start("up")
+        del home.env["STAND_IN_KEY"]
+        # Nobody else has the key: what the provider gets, `up` brought.
+        wait_for(lambda: any(_authorization(one) == "Bearer sk-stand-in" for one in provider.requests), 60)
+        assert home.podium("watch", run_id, "--json").json["state"] == "succeeded"
+        up.terminate()
+        _, err = up.communicate(timeout=60)
+        assert "STAND_IN_KEY" not in err
+        assert "sk-stand-in" not in err + log.read_text()
+        assert "Traceback" not in err
+
+
+def _authorization(request: dict[str, Any]) -> str | None:
+    found: str | None = request["headers"].get("authorization")
+    return found
 
 
 def test_upgrade_of_embedded_servers_starts_them_and_finds_nothing_left_to_do(provider: Provider) -> None:

@@ -65,12 +65,27 @@ async def test_a_call_in_flight_makes_the_cost_incomplete_until_it_is_closed(dat
 
 async def test_open_repeated_with_the_same_id_calls_and_writes_once(database: Database) -> None:
     run_id = await stored_run(database, [[]])
+    opened = opening(run_id)
     for _ in range(3):
-        assert (await open_attempt(database, opening(run_id))).verdict == "call"
+        assert (await open_attempt(database, opened)).verdict == "call"
     kept = await record(database.url, run_id)
     assert len(kept.attempts) == 1
     assert len(kept.entries("attempt.sent")) == 1
     check_invariants(kept)
+
+
+async def test_a_try_that_temporal_hands_out_twice_is_not_taken_for_a_repeated_open(database: Database) -> None:
+    """As after a reset of the workflow: the same numbers, but another prompt, and the first one may be calling."""
+    run_id = await stored_run(database, [[]])
+    first = opening(run_id)
+    assert (await open_attempt(database, first)).verdict == "call"
+    twice = await open_attempt(database, opening(run_id))
+    assert (twice.verdict, twice.code) == ("retry", "attempt-taken")
+    following = opening(run_id, fence=(1, 0, 2))
+    assert (await open_attempt(database, following)).verdict == "call"
+    assert (await close_step_attempt(database, answered(first))).verdict == "superseded"
+    assert (await close_step_attempt(database, answered(following, ends_run=True))).run_ended
+    check_invariants(await record(database.url, run_id))
 
 
 async def test_close_repeated_returns_the_first_result_and_counts_once(database: Database) -> None:
