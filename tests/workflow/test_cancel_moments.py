@@ -203,13 +203,14 @@ async def test_a_cancel_that_is_on_record_before_the_answer_never_ends_as_succes
 ) -> None:
     """The order stands and the answer arrives before the call hears of it: kept if it is there, in agreement."""
     for delay_ms in (50, 150, 300, 600):
-        pool = pool_of(tmp_path, provider.base_url, f"sleep-{delay_ms}ms", "plain")
+        # The second step is slow, so that the run cannot have ended before the order on a busy machine.
+        pool = pool_of(tmp_path, provider.base_url, f"sleep-{delay_ms}ms", "sleep-5000ms")
         run_id = await submit_plan(process, pool, lists_plan(["Go."] * 2, [[], [0]], [0, 1]))
         await asyncio.sleep(0.15)
         await cancel(process, run_id)
         run = await ended(process.database, run_id)
         assert run.state == "cancelled"
-        assert run.steps[1].attempts == () or delay_ms == 50
+        assert run.steps[1].state == "cancelled"
         for step in run.steps:
             assert (step.state == "succeeded") == (step.output is not None)
         check_invariants(await record(process.database.url, run_id))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan, worker_process
 from tests.support.servers import TestServers, database_name
 from tests.support.stored import check_invariants, execute, record, rows
 from tests.support.workflows import pool_of, provider_reaches
+
+pytestmark = pytest.mark.slow
 
 CALLS = 10
 CALL_S = 4

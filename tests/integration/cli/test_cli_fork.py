@@ -12,6 +12,8 @@ import pytest
 from tests.support.podium_home import PodiumHome, interrupt
 from tests.support.provider import Provider
 
+pytestmark = pytest.mark.slow
+
 PLAN = 'model_id = ["quick", "echo", "quick"]\nsubtasks = ["one", "two", "three"]\naccess_list = [[], [0], [0, 1]]\n'
 KEYED = 'model_id = ["quick", "keyed"]\nsubtasks = ["one", "two"]\naccess_list = [[], [0]]\n'
 KEY = {"STAND_IN_KEY": "sk-stand-in"}

@@ -15,6 +15,8 @@ from tests.support.podium_home import POOL, PRICE, PodiumHome
 from tests.support.provider import Provider
 from tests.support.servers import TestServers
 
+pytestmark = pytest.mark.slow
+
 ONE = 'model_id = ["quick"]\nsubtasks = ["a"]\naccess_list = [[]]\n'
 TWO = 'model_id = ["quick", "slow"]\nsubtasks = ["a", "b"]\naccess_list = [[], [0]]\n'
 SLOW = 'model_id = ["slow", "slow", "quick"]\nsubtasks = ["a", "b", "c"]\naccess_list = [[], [0], [1]]\n'

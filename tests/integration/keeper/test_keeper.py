@@ -87,6 +87,7 @@ def test_up_runs_in_the_foreground_and_ends_cleanly_on_a_signal(provider: Provid
         assert not [one for one in psutil.process_iter() if str(home.home) in " ".join(_cmdline(one))]
 
 
+@pytest.mark.slow
 def test_up_takes_over_from_a_keeper_in_the_background_and_its_runs_go_on(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         provider.script({"text": "Late.", "delay_headers_s": 60}, times=1)
@@ -110,6 +111,7 @@ def test_up_takes_over_from_a_keeper_in_the_background_and_its_runs_go_on(provid
         assert lock_is_free(home.home)
 
 
+@pytest.mark.slow
 def test_up_hands_over_the_keys_of_live_runs_and_names_missing_ones_without_a_traceback(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         key = {"STAND_IN_KEY": "sk-stand-in"}
@@ -246,6 +248,7 @@ def test_a_program_of_another_protocol_version_is_told_what_to_do(provider: Prov
         assert open_home(home.home).socket_path.exists()
 
 
+@pytest.mark.slow
 def test_short_commands_one_after_the_other_keep_the_keeper(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         # Commands come more often than this, and each is there for less than the keeper's look around.

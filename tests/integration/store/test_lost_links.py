@@ -166,9 +166,10 @@ async def test_a_failed_planning_call_whose_link_dies_is_recorded_once(
 
 async def test_connections_that_died_while_idle_are_replaced_without_an_error(link: Link, linked: Database) -> None:
     run_id = await stored_run(linked, [[], []])
+    opened = opening(run_id, 0)
     for _ in range(3):
         await link.hang_up()
-        assert (await open_attempt(linked, opening(run_id, 0))).verdict == "call"
+        assert (await open_attempt(linked, opened)).verdict == "call"
         await link.hang_up()
         assert await read_run(linked, run_id) is not None
         await link.hang_up()
