@@ -33,10 +33,10 @@ run: $(FOR_USE) ## set up what is missing, plan a task with the small local mode
 up: $(FOR_USE) ## keep the embedded servers and their worker running in this terminal
 	@$(BIN)/podium up $(ARGS)
 
-test: $(FOR_DEVELOPMENT) ## run the tests, with a real Postgres and a real Temporal (ARGS= goes to pytest)
+test: $(FOR_DEVELOPMENT) ## run all tests but the long ones, with real servers (ARGS= goes to pytest)
 	@$(BIN)/pytest -m "not slow" $(ARGS)
 
-slow: $(FOR_DEVELOPMENT) ## run the long tests: deploys, clocks, a pooler, full disks, many operators at once
+slow: $(FOR_DEVELOPMENT) ## run the long tests: deploys, clocks, a pooler, full disks, commands, kills (ARGS= too)
 	@$(BIN)/pytest -m slow $(ARGS)
 
 lint: $(FOR_DEVELOPMENT) ## style, format, types and import layers
@@ -51,7 +51,7 @@ bench: $(FOR_DEVELOPMENT) ## measure Podium against raw Temporal (ARGS= goes to 
 crash: $(FOR_DEVELOPMENT) ## kill workers, Temporal and Postgres 200 times under load, then check the record (ARGS="--kills 20")
 	@$(BIN)/python -m tests.support.crash $(ARGS)
 
-ci: ## what is run before a change lands: lint, the first run of a new user, tests
+ci: ## all that must pass before a change lands, .ci/run: a first run, lint, tests, long tests
 	@bash .ci/run
 
 setup: $(FOR_DEVELOPMENT) ## install everything for development into .venv

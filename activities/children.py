@@ -12,17 +12,16 @@ from activities.context import ActivityContext
 from activities.executions import WORKFLOW_LOST, execution_request
 from activities.guard import guarded
 from activities.prompts import new_nonce, render_step
-from activities.specs import step_specs
-from activities.steps import failure_policy, rendered, step_receipt
-from engine.contracts import ChildEndRequest, ChildReceipt, ChildRequest, StepReceipt, StepSpec, child_run_id
+from activities.steps import failure_policy, rendered, step_receipt, step_spec
+from engine.contracts import ChildEndRequest, ChildOutcome, ChildReceipt, ChildRequest, StepReceipt, child_run_id
 from engine.settings import TASK_BYTES_MAX
 from engine.store.attempts import Place
 from engine.store.children import ChildClosing, ChildOpening, begin_child, finish_child
 from engine.store.drafts import StepRoute
-from engine.store.inputs import read_step_inputs, read_steps
+from engine.store.inputs import read_assignment, read_step_inputs
 from engine.store.settling import Settlement, settle_run
-from worker_pools.pool import Pool
 
+_OUTCOMES: dict[str, ChildOutcome] = {"done": "succeeded", "held": "held", "cancelled": "cancelled"}
 _CHILD_PAUSE = timedelta(seconds=1)
 
 
@@ -42,7 +41,7 @@ class ChildActivities:
         pool = await self._context.pool(inputs.pool_digest)
         worker = pool.worker(inputs.worker)
         if worker.kind != "conductor":
-            return ChildReceipt("moved", step=await self._spec(place, pool))
+            return ChildReceipt("moved", step=await step_spec(self._context, place, pool))
         prompt = await rendered(inputs, lambda: render_step(pool, inputs, new_nonce()))
         task = "\n\n".join(message.content for message in prompt.messages)
         opening = ChildOpening(
@@ -62,9 +61,8 @@ class ChildActivities:
         if ruling.verdict == "begun" and ruling.child_id is not None:
             return ChildReceipt("begun", request=await execution_request(database, ruling.child_id))
         if ruling.verdict == "moved":
-            return ChildReceipt("moved", ruling.code, step=await self._spec(place, pool))
-        outcome = "succeeded" if ruling.verdict == "done" else ruling.verdict
-        return ChildReceipt(outcome, ruling.code)
+            return ChildReceipt("moved", ruling.code, step=await step_spec(self._context, place, pool))
+        return ChildReceipt(_OUTCOMES.get(ruling.verdict, "failed"), ruling.code)
 
     @activity.defn(name="finish_child")
     @guarded
@@ -72,15 +70,14 @@ class ChildActivities:
         """Takes the child's answer over as the step's output."""
         database = self._context.database
         place = Place(UUID(request.run_id), request.round, request.position)
-        inputs = await read_step_inputs(database, place.run_id, request.round, request.position)
-        pool = await self._context.pool(inputs.pool_digest)
-        worker = pool.worker(inputs.worker)
+        assigned = await read_assignment(database, place.run_id, request.round, request.position)
+        pool = await self._context.pool(assigned.pool_digest)
+        worker = pool.worker(assigned.worker)
         closing = ChildClosing(
             place=place,
             execution=request.execution,
-            child_execution=request.child_execution,
             ends_run=request.ends_run,
-            on_failure=failure_policy(pool, worker, inputs.planned_worker),
+            on_failure=failure_policy(pool, worker, assigned.planned_worker),
         )
         ruling = await finish_child(database, closing)
         if ruling.verdict == "retry" and request.child_closed:
@@ -92,9 +89,5 @@ class ChildActivities:
             # Its workflow runs, or has ended in a way that its record does not know yet; the reconciler settles that.
             raise ApplicationError("child-not-ended", type="child-not-ended", next_retry_delay=_CHILD_PAUSE)
         if ruling.verdict == "moved":
-            return StepReceipt("moved", ruling.code, step=await self._spec(place, pool))
+            return StepReceipt("moved", ruling.code, step=await step_spec(self._context, place, pool))
         return step_receipt(ruling)
-
-    async def _spec(self, place: Place, pool: Pool) -> StepSpec:
-        steps = await read_steps(self._context.database, place.run_id, place.round)
-        return next(spec for spec in step_specs(pool, steps) if spec.position == place.position)

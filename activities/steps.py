@@ -1,4 +1,4 @@
-"""``perform_step``: Open, Call, Close. The heart of the engine; see the design, section 4."""
+"""``perform_step``: Open (`engine.store.attempts`), Call, Close (`engine.store.closing`). The heart of the engine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StepActivities:
         worker = pool.worker(inputs.worker)
         if not _fits(worker):
             # Another worker has the step since it was asked for, and its calls are made elsewhere or take longer.
-            return await self._moved(place, pool, None)
+            return StepReceipt("moved", step=await step_spec(context, place, pool))
         policy = failure_policy(pool, worker, inputs.planned_worker)
         prompt = await rendered(inputs, lambda: render_step(pool, inputs, new_nonce()))
         opening = replace(make_opening(context, place, fence, worker, prompt), on_failure=policy)
@@ -75,17 +75,14 @@ class StepActivities:
             # Now it is durable that this step has this output; a crash from here on repeats nothing.
             raise_if_unfinished(ruling, end)
         if ruling.verdict == "moved":
-            return await self._moved(place, pool, ruling.code)
+            return StepReceipt("moved", ruling.code, step=await step_spec(context, place, pool))
         return step_receipt(ruling)
 
-    async def _moved(self, place: Place, pool: Pool, code: str | None) -> StepReceipt:
-        """Tells the workflow where the step goes on."""
-        return StepReceipt("moved", code, step=await self.spec(place, pool))
 
-    async def spec(self, place: Place, pool: Pool) -> StepSpec:
-        """The step as it stands on record now."""
-        steps = await read_steps(self._context.database, place.run_id, place.round)
-        return next(spec for spec in step_specs(pool, steps) if spec.position == place.position)
+async def step_spec(context: ActivityContext, place: Place, pool: Pool) -> StepSpec:
+    """The step as it stands on record now: where it goes on."""
+    steps = await read_steps(context.database, place.run_id, place.round)
+    return next(spec for spec in step_specs(pool, steps) if spec.position == place.position)
 
 
 def _fits(worker: Worker) -> bool:

@@ -17,6 +17,7 @@ from engine import contracts
 from engine.errors import UnavailableError
 from engine.store.database import Database
 from engine.store.exchange import Connection, exchange
+from engine.store.lineage import FAMILY
 from engine.store.settling import Settlement, settle_run
 from engine.store.states import RUN_ENDED
 
@@ -25,15 +26,10 @@ CANCELLED = "cancelled"
 DELIVERY_TIMEOUT = timedelta(seconds=5)
 
 # The run and everything below it. A child whose parent has ended may still be on its way to its own end.
-_READ_FAMILY = """
-    WITH RECURSIVE family AS (
-        SELECT id, state, execution, round, cancel_requested_at, wake_requested_at FROM runs WHERE id = %s
-        UNION ALL
-        SELECT child.id, child.state, child.execution, child.round, child.cancel_requested_at, child.wake_requested_at
-        FROM runs child JOIN family ON child.parent_run_id = family.id
-    )
-    SELECT * FROM family
-"""
+_READ_FAMILY = f"""{FAMILY}
+    SELECT runs.id, state, execution, round, cancel_requested_at, wake_requested_at
+    FROM runs JOIN family ON family.id = runs.id ORDER BY family.height
+"""  # noqa: S608  # a constant
 _CLEAR = "UPDATE runs SET wake_requested_at = NULL WHERE id = %s AND wake_requested_at = %s"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured row. ``bound`` is the design's (section 10); ``detail`` says what was divided by what."""
+    """One measured row. ``bound`` is what was promised; ``detail`` says what was divided by what."""
 
     name: str
     value: float

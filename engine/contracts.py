@@ -26,7 +26,7 @@ QUEUE_NAME = re.compile(r"[a-z0-9-]{1,32}")
 # A workflow task is milliseconds of work. The default of 10 s would be spent waiting for a dead worker's sticky queue.
 WORKFLOW_TASK_TIMEOUT = timedelta(seconds=2)
 STICKY_QUEUE_TIMEOUT = timedelta(seconds=1)
-# Short heartbeats and a loaded worker do not go together (temporal.md: 1,000 calls in flight, 2 s: 247 repeats).
+# Short heartbeats and a loaded worker do not go together (measured: 1,000 calls in flight, 2 s: 247 repeats).
 HEARTBEAT_TIMEOUT = timedelta(seconds=10)
 # A cancellation reaches a call with its next heartbeat, so they are short; a process with many calls in flight beats
 # less often, so that heartbeats never become a load of their own (each is a write in Temporal's database).

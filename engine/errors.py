@@ -17,7 +17,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a command's exit status means (design, section 9)."""
+    """What a command's exit status means; README.md has the same table."""
 
     OK = 0
     FAILED = 1

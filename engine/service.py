@@ -216,7 +216,7 @@ async def find_run(database: Database, reference: str) -> RunSnapshot:
     run_id = await resolve_run(database, reference)
     snapshot = await read_run(database, run_id)
     if snapshot is None:
-        raise _unknown(reference)
+        raise unknown_run(reference)
     return snapshot
 
 
@@ -226,17 +226,18 @@ async def resolve_run(database: Database, reference: str) -> UUID:
     if text == "last":
         newest = await list_runs(database, TENANT, limit=1)
         if not newest:
-            raise _unknown(reference)
+            raise unknown_run(reference)
         return newest[0].id
     if not _ID_PREFIX.fullmatch(text):
         raise InputError("run-id-invalid", f"{reference!r} is not a run id", hint="`podium list` shows the ids")
     found = await find_runs(database, TENANT, text)
     if not found:
-        raise _unknown(reference)
+        raise unknown_run(reference)
     if len(found) > 1:
         raise InputError("run-id-ambiguous", f"more than one run begins with {text}", hint="give more of the id")
     return found[0]
 
 
-def _unknown(reference: str) -> InputError:
+def unknown_run(reference: str | UUID) -> InputError:
+    """The error for a run that is not on record."""
     return InputError("run-unknown", f"there is no run {reference}", hint="`podium list` shows the runs there are")

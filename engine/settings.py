@@ -11,10 +11,14 @@ from urllib.parse import urlsplit
 
 from engine.errors import InputError
 
-# Long enough for somebody who reads an answer and then types the next command.
 # The longest text of a task, in bytes of UTF-8.
 TASK_BYTES_MAX = 4 * 1024 * 1024
+# Long enough for somebody who reads an answer and then types the next command.
 KEEPER_IDLE_S = 60.0
+# Podium is run from a checkout; an index may hold something else of this name.
+INSTALL_EXTRAS = "pip install -c constraints.txt -e '.[local,litellm]'"
+# Asks for the trace of an internal error; read when one is reported, whatever became of the settings by then.
+DEBUG_VARIABLE = "PODIUM_DEBUG"
 _URL_HINT = "write it as postgresql://user:password@host:5432/database"
 _ACTOR = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 # Temporal joins the two with a dot, so the first has none.

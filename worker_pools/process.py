@@ -107,6 +107,7 @@ class WorkerProcess:
             raise
 
     async def _start(self) -> None:
+        logging.getLogger("temporalio.activity").addFilter(_without_traceback)
         # The default is a few threads for each core. Slow look-ups of host names would fill them, and new calls wait.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS_MAX, "podium"))
         self.database = Database(self.options.database_url, pool_size=self.options.database_connections)
@@ -270,6 +271,18 @@ class WorkerProcess:
             async with asyncio.timeout(GIVE_BACK_S):
                 await end_process(self.database, self.identity)
         await self.database.close()
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Makes one line of a failure that our activities raised; anything else keeps its traceback.
+
+    Ours fail on purpose, for instance to be asked again once a key is there.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, ApplicationError):
+        record.msg, record.args = f"{error.type}: {record.getMessage()}", ()
+        record.exc_info = record.exc_text = None
+    return True
 
 
 def workflow_runner() -> SandboxedWorkflowRunner:

@@ -84,12 +84,10 @@ def abort(run_reference: str, step: int | None, reason: str | None, as_json: boo
 def _answer(
     kind: str, reference: str, step: int | None, worker: str | None, reason: str | None, *, as_json: bool
 ) -> int:  # fmt: skip
-    from engine.cli.orders import checked_reason
-    from engine.cli.session import run_async, settings_for_reading
+    from engine.cli.orders import settings_for_order
+    from engine.cli.session import run_async
 
-    settings = settings_for_reading(reference)
-    assert settings is not None
-    checked_reason(settings, reason)
+    settings = settings_for_order(reason)
     return run_async(_give(_Job(kind, settings, reference, step, worker, reason, as_json)))
 
 

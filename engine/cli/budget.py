@@ -36,7 +36,7 @@ class _Job:
 
 @click.command()
 @run_argument
-@click.option("--usd", metavar="USD", help="Let the run use so many US dollars in all (2.50).")
+@click.option("--usd", metavar="USD", help="Let the run use so many US dollars in all, for example 2.50.")
 @click.option("--tokens", type=click.IntRange(1, TOKENS_MAX), metavar="N", help="Let it use so many tokens in all.")
 @click.option("--calls", type=click.IntRange(1, CALLS_MAX), metavar="N", help="Let it make so many calls in all.")
 @click.option("--none", "lifted", type=click.Choice(UNITS), multiple=True, help="Limit this no more; repeatable.")
@@ -56,17 +56,15 @@ def budget(  # noqa: PLR0917  # click passes them by name
     The limits are for the whole run with all runs below it, from its beginning. A run that waits for its budget goes
     on as soon as there is enough. A run that had no budget can get one while it goes on.
     """
-    from engine.cli.orders import checked_reason
-    from engine.cli.session import run_async, settings_for_reading
+    from engine.cli.orders import settings_for_order
+    from engine.cli.session import run_async
 
     change = _change(usd, tokens, calls, lifted)
     if change is None and reason is not None:
         raise InputError(
             "budget-missing", "a reason without a new limit", hint="give --usd, --tokens, --calls or --none with it"
         )
-    settings = settings_for_reading(run_reference)
-    assert settings is not None
-    checked_reason(settings, reason)
+    settings = settings_for_order(reason)
     return run_async(_budget(_Job(settings, run_reference, change, reason, as_json)))
 
 

@@ -51,12 +51,10 @@ def cancel(run_reference: str, reason: str | None, no_wait: bool, timeout_s: flo
     Calls in flight are broken off, and may be billed all the same. What was finished stays readable, and `podium
     resume` goes on from there. A second cancel does no harm. Exit code 1: the run ended in another way before.
     """
-    from engine.cli.orders import checked_reason
-    from engine.cli.session import run_async, settings_for_reading
+    from engine.cli.orders import settings_for_order
+    from engine.cli.session import run_async
 
-    settings = settings_for_reading(run_reference)
-    assert settings is not None
-    checked_reason(settings, reason)
+    settings = settings_for_order(reason)
     job = _Job(settings, run_reference, reason, None if no_wait else timeout_s, as_json)
     try:
         return run_async(_cancel(job))

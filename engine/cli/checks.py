@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from engine.errors import PodiumError
 from engine.keeper import space
+from engine.keeper.home import free_bytes
+from engine.settings import INSTALL_EXTRAS
 
 if TYPE_CHECKING:
     from engine.cli.session import Session
@@ -66,7 +68,7 @@ def _packages(settings: Settings) -> Iterator[Check]:
     for name in NEEDED + (EMBEDDED if settings.embedded else ()):
         found = _version(name)
         if found is None:
-            extra = " with `pip install 'podium[local]'`" if name in EMBEDDED else ""
+            extra = f" with `{INSTALL_EXTRAS}`" if name in EMBEDDED else ""
             yield Check(name, "fail", "not installed", f"install it{extra}")
         else:
             yield Check(name, "ok", found)
@@ -97,7 +99,7 @@ def _home(path: Path) -> Check:  # noqa: PLR0911  # a list of cases, one after t
         return Check(
             "home", "fail", f"{short.code}: {short.message}", f"{short.hint}; live runs then go on by themselves"
         )
-    free = space.free_bytes(path)
+    free = free_bytes(path)
     if free < FREE_BYTES_MIN:
         return Check("home", "warn", f"{path} has {free // 2**20} MB of space left", "free some space")
     return Check("home", "ok", f"{path}, mode {stat.S_IMODE(status.st_mode):o}, {free // 2**30} GB free")
@@ -116,7 +118,7 @@ def _pool(pool: Pool, *, embedded: bool) -> Iterator[Check]:
     if pool.needs_local_model:
         yield _local_model()
     if any(model.adapter == "litellm" for model in pool.models) and _version("litellm") is None:
-        yield Check("litellm", "fail", "not installed", "pip install 'podium[litellm]'")
+        yield Check("litellm", "fail", "not installed", INSTALL_EXTRAS)
 
 
 def _local_model() -> Check:

@@ -16,6 +16,7 @@ import click
 
 from engine.cli import terminal
 from engine.errors import BugError, ExitCode, PodiumError
+from engine.settings import DEBUG_VARIABLE
 
 SCHEMA_VERSION: Final = 1
 USAGE: Final = "usage"
@@ -48,7 +49,7 @@ def report_bug(error: BaseException, *, as_json: bool) -> int:
     """Writes the trace to a file of mode 600 and says in one line where it is; returns 1."""
     code = error.code if isinstance(error, BugError) else _bug_code(error)
     trace = "".join(traceback.format_exception(error))
-    if os.environ.get("PODIUM_DEBUG") == "1":
+    if os.environ.get(DEBUG_VARIABLE) == "1":
         terminal.err(trace.rstrip())
     path = _store(trace)
     where = f"the trace is in {path}" if path is not None else "its trace could not be stored"

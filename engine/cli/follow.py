@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -19,12 +20,12 @@ from engine.cli.diagnosis import blame
 from engine.cli.outage import shortage_words
 from engine.cli.render import duration
 from engine.cli.waits import hint_lines, key_hints, wait_lines
-from engine.errors import ExitCode, InputError, UnavailableError
+from engine.errors import ExitCode, UnavailableError
 from engine.store.database import Database
 from engine.store.snapshots import RunSnapshot
 from engine.store.states import RUN_ENDED, RUN_LIVE
 from engine.store.trees import Descendant, who_waits
-from engine.store.waiting import BUDGET_REASONS, OPERATOR
+from engine.store.waiting import BUDGET_REASONS, OPERATOR, PAUSED
 from engine.store.watching import RunProgress, listen, read_progress
 from worker_pools.pool import Pool
 
@@ -36,9 +37,9 @@ OUTAGE_S: Final = 15.0
 RETRY_PAUSE_S: Final = 0.5
 SPACE_POLL_S: Final = 1.0
 # Reasons to wait that end only when somebody does something.
-SOMEBODY: Final = frozenset({"secret-missing", "review", "paused", OPERATOR, *BUDGET_REASONS})
+SOMEBODY: Final = frozenset({"secret-missing", PAUSED, OPERATOR, *BUDGET_REASONS})
 # These are answered by commands, from wherever; a missing key has to be handed over from here.
-ANSWERED_ELSEWHERE: Final = frozenset({"review", OPERATOR, *BUDGET_REASONS})
+ANSWERED_ELSEWHERE: Final = frozenset({OPERATOR, *BUDGET_REASONS})
 # A budget that looks used up for a moment may have room again with the end of the call that is just being written.
 BUDGET_PATIENCE_S: Final = 2.0
 EXIT_CODES: Final[dict[str, ExitCode]] = {
@@ -80,18 +81,21 @@ async def follow(
     written then.
     """
     waiting_since: float | None = None
-    async with _beside(_hear(database, run_id, view)), _beside(_mind_space(run_id, shortage)):
+    space = _Space(run_id, shortage)
+    async with _beside(_hear(database, run_id, view)), _beside(space.mind()):
         while True:
             progress = await _look(database, run_id)
             view.update(progress)
             if progress.state in RUN_ENDED:
+                space.ended()
                 return progress
-            if _waits_for_somebody(progress, stays=stays):
-                waiting_since = waiting_since or time.monotonic()
-                if time.monotonic() - waiting_since >= _patience_s(progress, patience_s):
-                    return progress
-            else:
+            reason = _waits_for(progress)
+            if reason is None or (stays and reason in ANSWERED_ELSEWHERE):
                 waiting_since = None
+            else:
+                waiting_since = waiting_since or time.monotonic()
+                if time.monotonic() - waiting_since >= _patience_s(reason, patience_s):
+                    return progress
             await asyncio.sleep(POLL_S)
 
 
@@ -112,13 +116,7 @@ def waits_below(run: RunSnapshot) -> Descendant | None:
     return who_waits(run.id, _running(run), run.below, SOMEBODY) if run.state in RUN_LIVE else None
 
 
-def _waits_for_somebody(progress: RunProgress, *, stays: bool) -> bool:
-    reason = _waits_for(progress)
-    return reason is not None and not (stays and reason in ANSWERED_ELSEWHERE)
-
-
-def _patience_s(progress: RunProgress, patience_s: float) -> float:
-    reason = _waits_for(progress)
+def _patience_s(reason: str, patience_s: float) -> float:
     if reason in BUDGET_REASONS:
         return BUDGET_PATIENCE_S
     return patience_s if reason == "secret-missing" else 0.0
@@ -140,7 +138,9 @@ async def _look(database: Database, run_id: UUID) -> RunProgress:
             await asyncio.sleep(RETRY_PAUSE_S)
             continue
         if progress is None:
-            raise InputError("run-unknown", f"there is no run {run_id}", hint="`podium list` shows the runs there are")
+            from engine.service import unknown_run
+
+            raise unknown_run(run_id)
         return progress
 
 
@@ -157,18 +157,32 @@ async def _hear(database: Database, run_id: UUID, view: View) -> None:
         await asyncio.sleep(RETRY_PAUSE_S)
 
 
-async def _mind_space(run_id: UUID, shortage: Shortage) -> None:
-    was_short = False
-    while True:
-        found = await shortage()
-        if found is not None and not was_short:
-            message, hint = shortage_words(found, run_id)
+@dataclass(slots=True)
+class _Space:
+    """Whether the servers lack space, told when it begins and when it is over, each once."""
+
+    run_id: UUID
+    shortage: Shortage
+    is_short: bool = False
+
+    async def mind(self) -> None:
+        """Looks again and again."""
+        while True:
+            self._tell(await self.shortage())
+            await asyncio.sleep(SPACE_POLL_S)
+
+    def ended(self) -> None:
+        """The run has ended, so there was space to write that down; it does not go on any more."""
+        self._tell(None, over="there is space again")
+
+    def _tell(self, found: UnavailableError | None, over: str = "there is space again; the run goes on") -> None:
+        if found is not None and not self.is_short:
+            message, hint = shortage_words(found, self.run_id)
             terminal.err(f"warning: {found.code}: {terminal.inert(message)}")
             terminal.err(f"hint: {terminal.inert(hint)}")
-        elif found is None and was_short:
-            terminal.err("there is space again; the run goes on")
-        was_short = found is not None
-        await asyncio.sleep(SPACE_POLL_S)
+        elif found is None and self.is_short:
+            terminal.err(over)
+        self.is_short = found is not None
 
 
 @asynccontextmanager

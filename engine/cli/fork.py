@@ -5,10 +5,9 @@ Must never start anything else than what it has shown, and with `--dry-run` noth
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
@@ -94,9 +93,9 @@ def fork(
     task_bytes, step_texts = _texts(task, groups)
 
     # Imported only now: it takes a second, and what is wrong with the options was said at once.
-    from engine.cli.session import settings_for_reading
-    from engine.operations.fork_edits import read_subtask
-    from engine.operations.forking import ForkOrder, StepEdit
+    from engine.cli.session import settings_for_run
+    from engine.operations.fork_edits import StepEdit, read_subtask
+    from engine.operations.forking import ForkOrder
     from engine.service import read_task
     from worker_pools.pool import load_pool
 
@@ -107,8 +106,7 @@ def fork(
     ]
     wanted_task = None if task_bytes is None else read_task(task_bytes)
     pool = None if pool_name is None else load_pool(pool_name)
-    settings = settings_for_reading(run_reference)
-    assert settings is not None
+    settings = settings_for_run()
     order = ForkOrder(run_reference, settings.actor_id, settings.on_behalf_of, step_edits, wanted_task, pool)
     return _perform(_Job(settings, order, dry_run=dry_run, detach=detach, as_json=as_json))
 
@@ -183,28 +181,22 @@ def _access(value: str | None) -> tuple[int, ...] | Literal["all"] | None:
 
 
 def _perform(job: _Job) -> int:
-    from engine.cli.follow import detached_words
+    from engine.cli.escort import interrupted, interrupted_early
     from engine.cli.session import run_async
 
     try:
         return run_async(_fork(job))
     except KeyboardInterrupt:
-        if job.run_id is None:
-            words, hint = "interrupted before the fork was confirmed", "`podium list` shows whether there is one"
-        else:
-            words, hint = detached_words(job.run_id, embedded=job.settings.embedded), None
-        terminal.err(words if hint is None else f"{words}; {hint}")
-        if job.as_json:
-            from engine.cli.ending import error_object
-
-            terminal.out_json(error_object("interrupted", words, hint))
-        return ExitCode.INTERRUPTED
+        if job.run_id is not None:
+            return interrupted(job.run_id, as_json=job.as_json, embedded=job.settings.embedded)
+        words, hint = "interrupted before the fork was confirmed", "`podium list` shows whether there is one"
+        return interrupted_early(words, hint, line=f"{words}; {hint}", as_json=job.as_json)
 
 
 async def _fork(job: _Job) -> int:
     from engine.cli.fork_preview import preview_object, print_preview
     from engine.cli.run import require_keys
-    from engine.cli.session import open_session, quiet_status, secrets_here
+    from engine.cli.session import open_session, quiet_status
     from engine.keeper.client import Needs
     from engine.operations.forking import propose_fork, running_part
 
@@ -219,59 +211,28 @@ async def _fork(job: _Job) -> int:
         drafted = proposal.new.plan
         if job.settings.embedded and drafted is not None:
             # Only the workers of steps that run need their keys.
-            part = running_part(drafted, proposal.positions("run"))
-            require_keys(proposal.pool, replace(proposal.new, plan=part))
-        pool = proposal.pool
-        needs = Needs(queues=pool.queues, secrets=secrets_here(pool), local_model=pool.needs_local_model)
-        on_status = quiet_status() if job.as_json else terminal.err
-        # A second time, now that it is known what the fork needs; the first keeps the servers up meanwhile.
-        async with open_session(job.settings, needs, on_status=on_status) as ready:
-            return await _start_and_follow(job, proposal, ready)
+            require_keys(proposal.pool, running_part(drafted, proposal.positions("run")).plan)
+        await session.need(proposal.pool, on_status=quiet_status() if job.as_json else terminal.err)
+        return await _start_and_follow(job, proposal, session)
 
 
 async def _start_and_follow(job: _Job, proposal: ForkProposal, session: Session) -> int:
-    from engine.cli.contract import run_object
-    from engine.cli.follow import PATIENCE_S, detached_words, exit_code, follow, say_how_it_ended, stays_on
-    from engine.cli.tables import print_result
-    from engine.cli.views import open_view
-    from engine.service import find_run
+    from engine.cli.escort import escort, leave, report
 
     created = await _create(job, proposal, session)
     if job.detach:
-        if job.as_json:
-            terminal.out_json(run_object(await find_run(session.database, str(created.id))))
-        else:
-            terminal.out(str(created.id))
-            terminal.err(detached_words(created.id, embedded=job.settings.embedded))
-        return ExitCode.OK
-    # Keys that were just handed over are found by waiting steps only a little later.
-    patience_s = PATIENCE_S if session.handed_over else 0.0
-    with open_view(as_json=job.as_json, first_call=True) as view:
-        progress = await follow(
-            session.database,
-            created.id,
-            view,
-            shortage=session.shortage,
-            patience_s=patience_s,
-            stays=stays_on(as_json=job.as_json),
-        )
-    snapshot = await find_run(session.database, str(created.id))
-    print_result(snapshot, as_json=job.as_json)
-    say_how_it_ended(snapshot, proposal.pool)
-    return exit_code(progress.state)
+        return await leave(session, created.id, as_json=job.as_json)
+    seen = await escort(session, created.id, as_json=job.as_json, first_call=True)
+    return report(seen, proposal.pool, as_json=job.as_json)
 
 
 async def _create(job: _Job, proposal: ForkProposal, session: Session) -> CreatedRun:
+    from engine.cli.escort import let_finish
     from engine.operations.forking import start_fork
+
+    def done(created: CreatedRun) -> None:
+        job.run_id = session.run_id = created.id
 
     client = await session.client()
     session.unconfirmed = True
-    task = asyncio.ensure_future(start_fork(session.database, client, proposal))
-    try:
-        created = await asyncio.shield(task)
-    except asyncio.CancelledError:
-        # Ctrl-C meets a write of milliseconds: it is let finish, so that the user is told whether there is a run.
-        job.run_id = (await task).id
-        raise
-    job.run_id = session.run_id = created.id
-    return created
+    return await let_finish(start_fork(session.database, client, proposal), done)

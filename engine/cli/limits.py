@@ -26,7 +26,7 @@ _USD: Final = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 def budget_options(command: Command) -> Command:
     """The three limits of a new run; each takes the place of the pool's own."""
     options = [
-        click.option("--budget-usd", metavar="USD", help="Most US dollars, child runs included (0.50)."),
+        click.option("--budget-usd", metavar="USD", help="Most US dollars, child runs included, for example 0.50."),
         click.option(
             "--budget-tokens",
             type=click.IntRange(1, TOKENS_MAX),

@@ -22,7 +22,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "run": ("engine.cli.run", "run", "Run a task: plan it, perform the plan, print the answer."),
     "show": ("engine.cli.show", "show", "Show a run: plan, steps, attempts, costs, answer."),
     "list": ("engine.cli.listing", "list_runs", "List the newest runs."),
-    "watch": ("engine.cli.watch", "watch", "Follow a run until it ends."),
+    "watch": ("engine.cli.watch", "watch", "Follow a run until it ends or waits for somebody."),
     "output": ("engine.cli.output", "output", "Print a run's answer or a step's output, nothing else."),
     "cancel": ("engine.cli.cancel", "cancel", "End a run; what it finished stays."),
     "pause": ("engine.cli.pause", "pause", "Start nothing new in a run until it is unpaused."),

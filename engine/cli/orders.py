@@ -44,11 +44,18 @@ def order_of(settings: Settings, run_id: UUID, reason: str | None) -> Order:
     return Order(run_id, settings.actor_id, settings.on_behalf_of, reason)
 
 
-def checked_reason(settings: Settings, reason: str | None) -> None:
-    """Raises InputError for a reason that cannot be kept, before any server is started."""
+def settings_for_order(reason: str | None) -> Settings:
+    """The settings, for an order to a run that exists; raises InputError for a reason that cannot be kept.
+
+    So that neither starts a server.
+    """
     from uuid import UUID
 
+    from engine.cli.session import settings_for_run
+
+    settings = settings_for_run()
     order_of(settings, UUID(int=0), reason)
+    return settings
 
 
 def order_object(name: str, order: Order, given: Given, state: str, reason: str | None) -> Json:

@@ -20,13 +20,12 @@ def output(run_reference: str, step: int | None, round_number: int | None, as_js
 
     A pipe or file gets the bytes as they are stored; on a terminal control characters are spelled out.
     """
-    from engine.cli.session import run_async, settings_for_reading
+    from engine.cli.session import run_async, settings_for_run
     from engine.cli.show import fetch_run
 
     if round_number is not None and step is None:
         raise InputError("step-missing", "--round needs --step", hint="the answer of a run has no round of its own")
-    settings = settings_for_reading(run_reference)
-    assert settings is not None
+    settings = settings_for_run()
     run = run_async(fetch_run(settings, run_reference))
     if step is None:
         what, text, state, place = "answer", run.answer, run.state, None

@@ -23,12 +23,10 @@ def pause(run_reference: str, reason: str | None, as_json: bool) -> int:
 
     Calls in flight finish, and their answers are kept. The run's deadline goes on.
     """
-    from engine.cli.orders import checked_reason
-    from engine.cli.session import run_async, settings_for_reading
+    from engine.cli.orders import settings_for_order
+    from engine.cli.session import run_async
 
-    settings = settings_for_reading(run_reference)
-    assert settings is not None
-    checked_reason(settings, reason)
+    settings = settings_for_order(reason)
     return run_async(_pause(settings, run_reference, reason, as_json=as_json))
 
 

@@ -5,7 +5,6 @@ A pool file is checked before any server is started; a run that cannot be resume
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -14,11 +13,9 @@ import click
 
 from engine.cli import terminal
 from engine.cli.orders import reason_option, run_argument
-from engine.errors import ExitCode
 
 if TYPE_CHECKING:
     from engine.cli.session import Session
-    from engine.operations.resuming import Started
     from engine.settings import Settings
     from engine.store.snapshots import RunSnapshot
     from worker_pools.pool import Pool
@@ -51,12 +48,10 @@ def resume(run_reference: str, reason: str | None, pool_name: str | None, detach
     Steps that have an answer are not called again; everything else is tried anew. The run keeps the pool file as it
     was when the run began; --pool takes another one. Ctrl-C leaves the run going on.
     """
-    from engine.cli.orders import checked_reason
-    from engine.cli.session import run_async, settings_for_reading
+    from engine.cli.orders import settings_for_order
+    from engine.cli.session import run_async
 
-    settings = settings_for_reading(run_reference)
-    assert settings is not None
-    checked_reason(settings, reason)
+    settings = settings_for_order(reason)
 
     # Imported only now: it takes a second, and what is wrong with the run's name was said at once.
     from worker_pools.pool import load_pool
@@ -70,93 +65,46 @@ def resume(run_reference: str, reason: str | None, pool_name: str | None, detach
 
 
 def _interrupted(job: _Job) -> int:
-    from engine.cli.ending import error_object
-    from engine.cli.follow import detached_words
+    from engine.cli.escort import interrupted, interrupted_early
 
     if job.resumed is not None:
-        words, hint = detached_words(job.resumed, embedded=job.settings.embedded), None
-    else:
-        words, hint = "interrupted before the resume was confirmed", f"podium show {job.reference}"
-    terminal.err(words if hint is None else f"{words}; `{hint}` shows the run")
-    if job.as_json:
-        terminal.out_json(error_object("interrupted", words, hint))
-    return ExitCode.INTERRUPTED
+        return interrupted(job.resumed, as_json=job.as_json, embedded=job.settings.embedded)
+    words, hint = "interrupted before the resume was confirmed", f"podium show {job.reference}"
+    return interrupted_early(words, hint, line=f"{words}; `{hint}` shows the run", as_json=job.as_json)
 
 
 async def _resume_and_follow(job: _Job) -> int:
-    from engine.cli.contract import run_object
-    from engine.cli.follow import PATIENCE_S, detached_words, exit_code, follow, say_how_it_ended, stays_on
+    from engine.cli.escort import escort, leave, report
     from engine.cli.session import open_session
-    from engine.cli.tables import print_result
-    from engine.cli.views import open_view
     from engine.keeper.client import Needs
     from engine.operations.resuming import pool_to_use
     from engine.service import find_run
 
-    async with open_session(job.settings, Needs()) as session, AsyncExitStack() as stack:
+    async with open_session(job.settings, Needs()) as session:
         run = await find_run(session.database, job.reference)
         session.run_id = run.id
         pool = await pool_to_use(session.database, run, job.other_pool)
-        # For a run that will be refused nothing is started.
-        handed_over = run.state in {"failed", "cancelled"} and await _serve(job, session, stack, pool)
-        started = await _resume(job, session, run, pool)
-        if not started.started and not job.as_json:
+        if run.state in {"failed", "cancelled"}:
+            # For a run that will be refused nothing is started. A key may be new: the old one may be why it failed.
+            await session.need(pool)
+        if not await _resume(job, session, run, pool) and not job.as_json:
             terminal.err("note: Temporal does not answer; the run goes on when it and a worker are back")
         if job.detach:
-            if job.as_json:
-                terminal.out_json(run_object(await find_run(session.database, str(run.id))))
-            else:
-                terminal.out(str(run.id))
-                terminal.err(detached_words(run.id, embedded=job.settings.embedded))
-            return ExitCode.OK
-        with open_view(as_json=job.as_json) as view:
-            progress = await follow(
-                session.database,
-                run.id,
-                view,
-                shortage=session.shortage,
-                patience_s=PATIENCE_S if handed_over else 0.0,
-                stays=stays_on(as_json=job.as_json),
-            )
-        run = await find_run(session.database, str(run.id))
-    print_result(run, as_json=job.as_json)
-    say_how_it_ended(run, pool)
-    return exit_code(progress.state)
+            return await leave(session, run.id, as_json=job.as_json)
+        seen = await escort(session, run.id, as_json=job.as_json)
+    return report(seen, pool, as_json=job.as_json)
 
 
-async def _resume(job: _Job, session: Session, run: RunSnapshot, pool: Pool) -> Started:
-    import asyncio
-
+async def _resume(job: _Job, session: Session, run: RunSnapshot, pool: Pool) -> bool:
+    """Whether the new execution was started; if not, a reconciler does it."""
+    from engine.cli.escort import let_finish
     from engine.cli.orders import order_of
     from engine.operations.resuming import resume_run
 
+    def done(_: bool) -> None:
+        job.resumed = run.id
+
     order = order_of(job.settings, run.id, job.reason)
     repin = job.other_pool is not None
-    task = asyncio.ensure_future(
-        resume_run(session.database, session.client, order, run=run, pool=pool, repin=repin)
-    )  # fmt: skip
-    try:
-        started = await asyncio.shield(task)
-    except asyncio.CancelledError:
-        # Ctrl-C meets a write of milliseconds: it is let finish, so that the user is told what became of the run.
-        await task
-        job.resumed = run.id
-        raise
-    job.resumed = run.id
-    return started
-
-
-async def _serve(job: _Job, session: Session, stack: AsyncExitStack, pool: Pool) -> bool:
-    """Makes the embedded servers ready for the run's models, with the keys that are set here; whether there were any.
-
-    Keys that were handed over before are replaced: one of them may be why the run failed.
-    """
-    from engine.cli.session import quiet_status, secrets_here
-    from engine.keeper.client import Needs, open_services
-
-    if not session.services.embedded:
-        return False
-    found = secrets_here(pool)
-    needs = Needs(queues=pool.queues, secrets=found, local_model=pool.needs_local_model)
-    await stack.enter_async_context(open_services(job.settings, needs, on_status=quiet_status()))
-    return bool(found)
+    work = resume_run(session.database, session.client, order, run=run, pool=pool, repin=repin)
+    return await let_finish(work, done)

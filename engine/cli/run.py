@@ -5,7 +5,6 @@ Nothing is half done: task, pool, plan and keys are checked before any server is
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -15,10 +14,11 @@ import click
 
 from engine.cli import terminal
 from engine.cli.limits import budget_options
-from engine.errors import ExitCode, InputError
+from engine.errors import InputError
 
 if TYPE_CHECKING:
     from engine.cli.session import Session
+    from engine.plan import Plan
     from engine.service import InvalidPlanError, Submission
     from engine.settings import Settings
     from engine.store.runs import CreatedRun, NewRun
@@ -115,7 +115,7 @@ def run(  # noqa: PLR0917  # click passes them by name
         assert plan_file is not None
         raise _all_faults(error, plan_file, pool_name, lenient=lenient) from None
     if settings.embedded:
-        require_keys(submission.pool, new)
+        require_keys(submission.pool, None if new.plan is None else new.plan.plan)
     return _perform(Job(settings, submission, new, detach=detach, as_json=as_json))
 
 
@@ -128,7 +128,7 @@ def _all_faults(error: InvalidPlanError, plan_file: str, pool_name: str, *, leni
     return InputError(error.code, "\n".join(lines), hint=shlex.join(command))
 
 
-def require_keys(pool: Pool, new: NewRun) -> None:
+def require_keys(pool: Pool, plan: Plan | None) -> None:
     """Raises InputError `key-missing` unless every key that this run may need is here.
 
     With a plan only its workers count; when the Conductor plans, it and all workers do.
@@ -136,8 +136,8 @@ def require_keys(pool: Pool, new: NewRun) -> None:
     from worker_pools.secrets import SecretStore
 
     used: list[Worker] = list(pool.models)
-    if new.plan is not None:
-        names = dict.fromkeys(step.worker for step in new.plan.plan.steps)
+    if plan is not None:
+        names = dict.fromkeys(step.worker for step in plan.steps)
         used = [pool.worker(name) for name in names]
     store = SecretStore()
     for model in used:
@@ -154,83 +154,49 @@ def require_keys(pool: Pool, new: NewRun) -> None:
 
 
 def _perform(job: Job) -> int:
-    from engine.cli.follow import detached_words
+    from engine.cli.escort import interrupted, interrupted_early
     from engine.cli.session import run_async
 
     try:
         return run_async(_submit_and_follow(job))
     except KeyboardInterrupt:
-        if job.run_id is None:
-            words, hint = "interrupted before the run was confirmed", "`podium list` shows whether there is one"
-        else:
-            words, hint = detached_words(job.run_id, embedded=job.settings.embedded), None
-        terminal.err(words if hint is None else f"{words}; {hint}")
-        if job.as_json:
-            from engine.cli.ending import error_object
-
-            terminal.out_json(error_object("interrupted", words, hint))
-        return ExitCode.INTERRUPTED
+        if job.run_id is not None:
+            return interrupted(job.run_id, as_json=job.as_json, embedded=job.settings.embedded)
+        words, hint = "interrupted before the run was confirmed", "`podium list` shows whether there is one"
+        return interrupted_early(words, hint, line=f"{words}; {hint}", as_json=job.as_json)
 
 
 async def _submit_and_follow(job: Job) -> int:
-    from engine.cli.contract import run_object
-    from engine.cli.follow import detached_words, exit_code, follow, say_how_it_ended, stays_on
-    from engine.cli.session import open_session, quiet_status, secrets_here
-    from engine.cli.tables import print_result
-    from engine.cli.views import open_view
-    from engine.keeper.client import Needs
-    from engine.service import find_run
+    from engine.cli.escort import escort, leave, report
+    from engine.cli.session import needs_of, open_session, quiet_status
 
     pool = job.submission.pool
-    needs = Needs(queues=pool.queues, secrets=secrets_here(pool), local_model=pool.needs_local_model)
     if pool.needs_local_model and not job.as_json:
         terminal.err(f"note: {LOCAL_REMARK}")
     on_status = quiet_status() if job.as_json else terminal.err
-    async with open_session(job.settings, needs, on_status=on_status) as session:
+    async with open_session(job.settings, needs_of(pool), on_status=on_status) as session:
         created = await _create(job, session)
         if created.existing and not job.as_json:
             terminal.err(f"run {created.id} was created by an earlier request with this key")
         if job.detach:
-            if job.as_json:
-                terminal.out_json(run_object(await find_run(session.database, str(created.id))))
-            else:
-                terminal.out(str(created.id))
-                terminal.err(detached_words(created.id, embedded=job.settings.embedded))
-            return ExitCode.OK
-        # For a run of an earlier command the time since this one's start says nothing.
-        with open_view(as_json=job.as_json, first_call=not created.existing) as view:
-            progress = await follow(
-                session.database,
-                created.id,
-                view,
-                shortage=session.shortage,
-                patience_s=_patience_s(session),
-                stays=stays_on(as_json=job.as_json),
-            )
-        snapshot = await find_run(session.database, str(created.id))
-    print_result(snapshot, as_json=job.as_json)
-    say_how_it_ended(snapshot, pool)
-    return exit_code(progress.state)
+            return await leave(session, created.id, as_json=job.as_json)
+        seen = await escort(
+            session,
+            created.id,
+            as_json=job.as_json,
+            # For a run of an earlier command the time since this one's start says nothing.
+            first_call=not created.existing,
+        )
+    return report(seen, pool, as_json=job.as_json)
 
 
 async def _create(job: Job, session: Session) -> CreatedRun:
+    from engine.cli.escort import let_finish
     from engine.service import submit
+
+    def done(created: CreatedRun) -> None:
+        job.run_id = session.run_id = created.id
 
     client = await session.client()
     session.unconfirmed = True
-    task = asyncio.ensure_future(submit(session.database, client, job.submission, prepared=job.new))
-    try:
-        created = await asyncio.shield(task)
-    except asyncio.CancelledError:
-        # Ctrl-C meets a write of milliseconds: it is let finish, so that the user is told whether there is a run.
-        job.run_id = (await task).id
-        raise
-    job.run_id = session.run_id = created.id
-    return created
-
-
-def _patience_s(session: Session) -> float:
-    """Keys that were just handed over are found by waiting steps only a little later."""
-    from engine.cli.follow import PATIENCE_S
-
-    return PATIENCE_S if session.handed_over else 0.0
+    return await let_finish(submit(session.database, client, job.submission, prepared=job.new), done)

@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,8 +38,9 @@ CONNECTIONS_MAX = 3
 
 @dataclass(slots=True)
 class Session:
-    """Open services. ``handed_over`` are the names of the secrets that this command gave to the keeper.
+    """Open services. ``live_keys`` are the keys that live runs name, for the embedded servers only.
 
+    ``keys_given`` says that the keeper got keys from this command: waiting steps find them only a little later.
     ``run_id`` is the run that the command is about, as soon as it is known to be on record, and ``unconfirmed`` says
     that one may be: for whoever has to be told that the servers went away.
     """
@@ -47,10 +48,13 @@ class Session:
     settings: Settings
     services: Services
     database: Database
-    handed_over: frozenset[str] = frozenset()
+    live_keys: Sequence[SecretRef] = ()
+    keys_given: bool = False
     run_id: UUID | None = None
     unconfirmed: bool = False
     _client: Client | None = field(default=None)
+    # What `need` asked for stays there until the session is closed.
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def shortage(self) -> UnavailableError | None:
         """`disk-full` if the embedded servers lack space."""
@@ -66,6 +70,30 @@ class Session:
             self._client = await connect_temporal(self.services.temporal)
         return self._client
 
+    async def need(self, pool: Pool, *, on_status: Callable[[str], None] | None = None) -> None:
+        """Makes the embedded servers ready for a pool's models, with the keys that are set here.
+
+        Keys that were handed over before are replaced. Servers of one's own are as they are. Raises what
+        `open_services` does.
+        """
+        if self.services.embedded:
+            await self._hand_over(needs_of(pool), on_status or quiet_status())
+
+    async def _hand_over(self, needs: Needs, say: Callable[[str], None]) -> None:
+        from engine.keeper.client import open_services
+
+        await self._stack.enter_async_context(open_services(self.settings, needs, on_status=say))
+        self.keys_given = self.keys_given or bool(needs.secrets)
+
+    async def _serve_live_runs(self, given: Mapping[str, str], say: Callable[[str], None]) -> None:
+        """Hands over what this environment holds of the keys of live runs, but for those that were ``given``."""
+        from engine.keeper.client import Needs
+
+        self.live_keys = await _live_references(self.database)
+        found = {name: value for name, value in values_here(self.live_keys).items() if name not in given}
+        if found:
+            await self._hand_over(Needs(secrets=found), say)
+
 
 @asynccontextmanager
 async def open_session(
@@ -78,7 +106,7 @@ async def open_session(
     UnavailableError for servers that went away meanwhile, with what becomes of the run.
     """
     from engine.cli.outage import explained
-    from engine.keeper.client import Needs, open_services
+    from engine.keeper.client import open_services
     from engine.store.database import Database
 
     say = on_status or quiet_status()
@@ -86,17 +114,11 @@ async def open_session(
         services = await stack.enter_async_context(open_services(settings, needs, on_status=say))
         database = Database(services.database_url, pool_size=CONNECTIONS_MAX)
         stack.push_async_callback(database.close)
-        session = Session(settings, services, database)
+        session = Session(settings, services, database, _stack=stack)
         try:
-            handed = dict(needs.secrets)
             if services.embedded:
-                here = values_here(await live_references(database))
-                found = {name: value for name, value in here.items() if name not in handed}
-                if found:
-                    handed |= found
-                    more = Needs(secrets=found)
-                    await stack.enter_async_context(open_services(settings, more, on_status=say))
-            session.handed_over = frozenset(handed)
+                session.keys_given = bool(needs.secrets)
+                await session._serve_live_runs(needs.secrets, say)  # noqa: SLF001  # a part of opening it
             yield session
         except UnavailableError as error:
             raise await explained(error, session) from None
@@ -120,22 +142,25 @@ def run_async(work: Coroutine[Any, Any, Result]) -> Result:
         raise KeyboardInterrupt from None
 
 
-def settings_for_reading(reference: str | None = None) -> Settings | None:
-    """The settings, or None where no home exists, so that looking at nothing starts no servers and makes no folder.
-
-    With a `reference` to a run InputError `run-unknown` is raised instead.
-    """
+def settings_for_reading() -> Settings | None:
+    """The settings, or None where no home exists, so that looking at nothing starts no servers and makes no folder."""
     settings = load_settings()
     if not settings.embedded or (settings.home / "version").exists():
         return settings
     _refuse_impossible(settings.home)
-    if reference is None:
-        return None
-    raise InputError(
-        "run-unknown",
-        f"there are no runs yet: {settings.home} does not exist",
-        hint="`podium run` makes it; PODIUM_HOME names another one",
-    )
+    return None
+
+
+def settings_for_run() -> Settings:
+    """The settings, for a command about a run that exists; raises InputError `run-unknown` where no home does."""
+    settings = settings_for_reading()
+    if settings is None:
+        raise InputError(
+            "run-unknown",
+            f"there are no runs yet: {load_settings().home} does not exist",
+            hint="`podium run` makes it; PODIUM_HOME names another one",
+        )
+    return settings
 
 
 async def pinned_pool(database: Database, digest: str) -> Pool | None:
@@ -174,11 +199,15 @@ def _say_nothing(_: str) -> None:
     return
 
 
-def secrets_here(pool: Pool) -> Mapping[str, str]:
-    """The keys that a pool names by variable, as far as this environment holds them; the keeper reads files itself."""
+def needs_of(pool: Pool) -> Needs:
+    """What a pool's models need: queues, the local model, and the keys that it names by variable and that are set here.
+
+    The keeper reads keys in files itself.
+    """
+    from engine.keeper.client import Needs
     from worker_pools.pool import required_secrets
 
-    return values_here(required_secrets(pool))
+    return Needs(pool.queues, values_here(required_secrets(pool)), pool.needs_local_model)
 
 
 def values_here(references: Iterable[SecretRef]) -> dict[str, str]:
@@ -190,7 +219,7 @@ def values_here(references: Iterable[SecretRef]) -> dict[str, str]:
     return {name: value for name, value in found if value is not None}
 
 
-async def live_references(database: Database) -> list[SecretRef]:
+async def _live_references(database: Database) -> list[SecretRef]:
     """The keys that the pools of all live runs name, each once."""
     from engine.store.watching import live_pool_documents
     from worker_pools.pool import pool_from_document, required_secrets

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 def show(run_reference: str, as_json: bool) -> int:
     """Show RUN (an id, the beginning of one, or 'last'): plan, steps, attempts, costs, answer."""
     from engine.cli.contract import run_object
-    from engine.cli.session import run_async, settings_for_reading
+    from engine.cli.session import run_async, settings_for_run
     from engine.cli.tables import print_run
 
-    settings = settings_for_reading(run_reference)
-    assert settings is not None
+    settings = settings_for_run()
     run, pool, remarks, (waits, hints) = run_async(_fetch(settings, run_reference))
     if as_json:
         terminal.out_json(run_object(run, remarks))

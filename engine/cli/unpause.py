@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print what came of it as one JSON object.")
 def unpause(run_reference: str, reason: str | None, as_json: bool) -> int:
     """Let RUN (an id, the beginning of one, or 'last') go on after a pause."""
-    from engine.cli.orders import checked_reason
-    from engine.cli.session import run_async, settings_for_reading
+    from engine.cli.orders import settings_for_order
+    from engine.cli.session import run_async
 
-    settings = settings_for_reading(run_reference)
-    assert settings is not None
-    checked_reason(settings, reason)
+    settings = settings_for_order(reason)
     return run_async(_unpause(settings, run_reference, reason, as_json=as_json))
 
 

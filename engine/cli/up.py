@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 import click
 
 from engine.cli import terminal
 from engine.errors import ExitCode, InputError, PodiumError, RefusedError
 from engine.settings import Settings, load_settings
+
+_HINT: Final = "`podium list` in an environment that has them hands them over"
 
 
 @click.command()
@@ -56,21 +59,21 @@ async def _keep(settings: Settings) -> int:
 
 async def _hand_over_keys(settings: Settings) -> None:
     """Gives the keeper what this environment holds of the keys of live runs, as any command does; says what lacks."""
-    from engine.cli.session import live_references, open_session
+    from engine.cli.session import open_session
     from engine.keeper.client import Needs
     from worker_pools.secrets import SecretStore
 
     try:
         async with open_session(settings, Needs(), on_status=lambda _: None) as session:
-            missing = SecretStore().missing(await live_references(session.database))
+            missing = SecretStore().missing(session.live_keys)
     except PodiumError as error:
         terminal.err(f"warning: the keys of live runs were not handed over: {terminal.inert(error.message)}")
-        terminal.err("hint: `podium list` in an environment that has them hands them over")
+        terminal.err(f"hint: {_HINT}")
         return
     if missing:
         names = ", ".join(key.env or f"the file {key.file}" for key in missing)
         terminal.err(f"warning: keys of live runs are missing here: {terminal.inert(names)}; their steps wait")
-        terminal.err("hint: `podium list` in an environment that has them hands them over")
+        terminal.err(f"hint: {_HINT}")
 
 
 async def _stop_background(settings: Settings) -> None:

@@ -48,6 +48,12 @@ class Services:
     home: Path | None
 
 
+def forget_other_servers() -> None:
+    """Takes out of the environment what libpq reads where an address is silent: it means another server than ours."""
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        del os.environ[name]
+
+
 @contextlib.asynccontextmanager
 async def open_services(
     settings: Settings, needs: Needs | None = None, *, on_status: Callable[[str], None] = lambda _: None
@@ -63,9 +69,7 @@ async def open_services(
         await asyncio.to_thread(require_current_schema, settings.database_url)
         yield Services(settings.database_url, settings.temporal, embedded=False, home=None)
         return
-    for name in [name for name in os.environ if name.startswith("PG")]:
-        # libpq reads these wherever an address is silent; they mean some other server than ours.
-        del os.environ[name]
+    forget_other_servers()
     home = open_home(settings.home)
     reader, writer, ready = await _hello(home, needs or Needs(), on_status)
     try:

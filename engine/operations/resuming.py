@@ -5,8 +5,6 @@ What has an accepted output is not called again. Must never change a run that it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from engine.errors import UnavailableError
 from engine.operations.waking import TEMPORAL_AWAY, Connect
 from engine.service import check_policy, refuse_unpriced
@@ -21,14 +19,6 @@ from engine.store.snapshots import RunSnapshot
 from worker_pools.pool import Pool, pool_digest, pool_document, pool_from_document
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The execution that should exist now, and whether its workflow was started; if not, a reconciler does it."""
-
-    execution: int
-    started: bool
-
-
 async def pool_to_use(database: Database, run: RunSnapshot, other: Pool | None) -> Pool:
     """The pool that a resumed run uses: the other one if there is one, else the one that it is pinned to."""
     if other is not None:
@@ -38,14 +28,15 @@ async def pool_to_use(database: Database, run: RunSnapshot, other: Pool | None) 
 
 async def resume_run(
     database: Database, connect: Connect, order: Order, *, run: RunSnapshot, pool: Pool, repin: bool
-) -> Started:
-    """Gives the run a new execution and starts it; ``pool`` is what `pool_to_use` said, ``repin`` that it is another.
+) -> bool:
+    """Gives the run a new execution and starts it; whether that was possible: if not, a reconciler does it.
 
+    ``pool`` is what `pool_to_use` said, ``repin`` that it is another.
     Raises what `engine.store.resuming.resume_run` does, and InputError for a pool that this version cannot carry out.
     """
     resumption = _resumption(run, pool, repin=repin)
-    resumed = await write_resumption(database, order, resumption)
-    return Started(resumed.execution, await _start(database, connect, order))
+    await write_resumption(database, order, resumption)
+    return await _start(database, connect, order)
 
 
 def _resumption(run: RunSnapshot, pool: Pool, *, repin: bool) -> Resumption:

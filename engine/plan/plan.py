@@ -13,7 +13,7 @@ Access = tuple[int, ...] | Literal["all"]
 """Earlier positions, sorted and distinct, or "all" for every earlier one (and, in a later round, the round before)."""
 
 Form = Literal["lists", "json", "steps-json", "steps-yaml"]
-"""The written form of a plan (design, section 3)."""
+"""The written form of a plan; README.md shows each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,18 +29,12 @@ _READ_NUMBERS = """
     SELECT round, position, max(number) AS number FROM attempts
     WHERE run_id = %s AND position IS NOT NULL GROUP BY round, position
 """
-# This very answer, if it is on record: the link can die between COMMIT and its answer, and then it is given again.
-_READ_ANSWER = """
-    SELECT body FROM ledger_entries
-    WHERE run_id = %s AND type = 'operator.answered' AND position(%s::bytea IN body) > 0
-"""
 _RETRY_STEP = """
     UPDATE steps SET worker = %(worker)s, model = %(model)s, queue = %(queue)s,
         planned_worker = nullif(coalesce(planned_worker, worker), %(worker)s),
         attempts_base = %(attempts_base)s, state = 'pending', reason = NULL, ended_at = NULL
     WHERE run_id = %(run_id)s AND round = %(round)s AND position = %(position)s
 """
-_SET_WAKE = "UPDATE runs SET wake_requested_at = %s WHERE id = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +69,15 @@ async def answer_step(database: Database, order: Order, answer: Answer) -> Answe
     """
 
     async def work(connection: Connection) -> Answered:
-        writer, _, (steps, numbers, before) = await lock_for_order(
+        writer, before, (steps, numbers) = await lock_for_order(
             connection,
             order,
             (queries.READ_ALL_STEPS, (order.run_id,)),
             (_READ_NUMBERS, (order.run_id,)),
-            (_READ_ANSWER, (order.run_id, f'"order":"{order.id}"'.encode())),
         )
         present = [step for step in steps if step["round"] == writer.run["round"]]
-        if before:
-            return _recorded(writer, steps, before[0]["body"])
+        if before is not None:
+            return _recorded(writer, steps, before)
         refuse_ended(writer.run)
         refuse_cancelling(writer.run)
         step = _waiting_step(writer.run, present, answer.position)
@@ -92,7 +85,7 @@ async def answer_step(database: Database, order: Order, answer: Answer) -> Answe
         number = next((row["number"] for row in numbers if _place(row) == _place(step)), 0)
         changed = _apply(writer, order, answer, step, number)
         _show_run(writer, present, changed)
-        writer.statement(_SET_WAKE, (writer.now, order.run_id))
+        writer.statement(queries.SET_WAKE, (writer.now, order.run_id))
         await writer.commit()
         # Now the step is as the operator wants it, whatever becomes of the wake-up.
         run = writer.run
@@ -108,7 +101,7 @@ def _place(row: Row) -> tuple[int, int]:
 
 def _recorded(writer: RunWriter, steps: Sequence[Row], body: bytes) -> Answered:
     """The result of an answer that is on record already, for whoever gives it again."""
-    entry = json.loads(bytes(body))
+    entry = json.loads(body)
     place = (entry["data"]["round"], entry["data"]["step"])
     worker = next(step["worker"] for step in steps if _place(step) == place)
     run = writer.run

@@ -13,17 +13,13 @@ from typing import Any, Final, LiteralString
 from uuid import UUID
 
 from engine.store.exchange import Params, Row
+from engine.store.lineage import LINE_ABOVE
 
 # Locked in this order everywhere: an ancestor's row is shared by all its descendants.
-LOCK_BUDGETS: Final[LiteralString] = """
-    WITH RECURSIVE chain AS (
-        SELECT id, parent_run_id, 0 AS height FROM runs WHERE id = %s
-        UNION ALL
-        SELECT up.id, up.parent_run_id, chain.height + 1 FROM runs up JOIN chain ON up.id = chain.parent_run_id
-    )
-    SELECT budgets.* FROM budgets JOIN chain ON chain.id = budgets.run_id
-    ORDER BY chain.height DESC FOR NO KEY UPDATE OF budgets
-"""
+LOCK_BUDGETS: Final[LiteralString] = f"""{LINE_ABOVE}
+    SELECT budgets.* FROM budgets JOIN line ON line.id = budgets.run_id
+    ORDER BY line.height DESC FOR NO KEY UPDATE OF budgets
+"""  # noqa: S608  # a constant
 INSERT_BUDGET: Final[LiteralString] = """
     INSERT INTO budgets (run_id, tenant_id, usd_limit, tokens_limit, calls_limit) VALUES (%s, %s, %s, %s, %s)
 """
@@ -61,14 +57,9 @@ WAKE_OTHERS: Final[LiteralString] = """
     )
 """
 # The budget that a run spends from: its own, else the nearest of its ancestors'.
-READ_BUDGET: Final[LiteralString] = """
-    WITH RECURSIVE chain AS (
-        SELECT id, parent_run_id, 0 AS height FROM runs WHERE id = %s
-        UNION ALL
-        SELECT up.id, up.parent_run_id, chain.height + 1 FROM runs up JOIN chain ON up.id = chain.parent_run_id
-    )
-    SELECT budgets.* FROM budgets JOIN chain ON chain.id = budgets.run_id ORDER BY chain.height LIMIT 1
-"""
+READ_BUDGET: Final[LiteralString] = f"""{LINE_ABOVE}
+    SELECT budgets.* FROM budgets JOIN line ON line.id = budgets.run_id ORDER BY line.height LIMIT 1
+"""  # noqa: S608  # a constant
 UNITS: Final = ("usd", "tokens", "calls")
 _KINDS: Final = ("spent", "reserved", "assumed")
 

@@ -23,6 +23,7 @@ from engine.store.attempts import (
     Fence,
     Place,
     Ruling,
+    Verdict,
     fail_step,
     fence_held,
     only_row,
@@ -34,7 +35,7 @@ from engine.store.database import Database
 from engine.store.drafts import StepRoute
 from engine.store.exchange import Connection, Row, exchange
 from engine.store.ids import plan_id
-from engine.store.resuming import route_step, write_routes
+from engine.store.resuming import reopen, route_step, unfinished_steps
 from engine.store.run_writer import ENGINE_ACTOR, RunWriter, lock_run, new_run_writer
 from engine.store.states import RUN_ENDED, STEP_HAS_OUTPUT, STEP_LIVE
 from engine.store.waiting import OPERATOR, show_held, show_waiting
@@ -52,13 +53,7 @@ _INSERT_CHILD = """
     VALUES (%(id)s, %(tenant_id)s, %(actor_id)s, %(on_behalf_of)s, 'created', 'conductor', %(pool_digest)s,
             %(deadline_at)s, %(depth)s, %(rounds_max)s, %(parent_run_id)s, %(round)s, %(position)s)
 """
-_INSERT_HEAD = "INSERT INTO ledger_heads (run_id, seq, hash) VALUES (%s, 0, %s)"
 _LOCK_CHILD = "SELECT * FROM runs WHERE id = %s FOR NO KEY UPDATE"
-_REOPEN_CHILD = """
-    UPDATE runs SET execution = %s, cancel_requested_at = NULL, paused_at = NULL, wake_requested_at = NULL,
-        deadline_at = %s, pool_digest = %s
-    WHERE id = %s
-"""
 # Children that have not shown a sign of life since they were created or opened again.
 LOCK_UNBEGUN = """
     SELECT * FROM runs WHERE parent_run_id = %s AND state = 'created' AND execution_seen < execution
@@ -93,7 +88,7 @@ class ChildOpening:
 class ChildRuling:
     """What may be done about a delegated step; with ``begun`` the child's present execution is to be started."""
 
-    verdict: Literal["begun", "done", "held", "cancelled", "failed", "superseded", "moved"]
+    verdict: Literal["begun"] | Verdict
     code: str | None = None
     child_id: UUID | None = None
 
@@ -138,9 +133,7 @@ async def begin_child(database: Database, opening: ChildOpening) -> ChildRuling:
         if is_newer:
             numbers = (fence.execution, fence.dispatch, fence.attempt)
             writer.statement(queries.SET_STEP_FENCE, (*numbers, place.run_id, place.round, position))
-        old = step["state"]
-        if old != "running":
-            writer.set_step_state(step, "running")
+        writer.set_step_state(step, "running")
         writer.set_run_state("running")
         writer.entry("child.begun", round=place.round, step=position, child=str(child_id), child_execution=execution)
         await writer.commit(*([] if child_writer is None else [child_writer]))
@@ -168,7 +161,7 @@ def _refusal(
         return ChildRuling("moved")
     order = standing_order(writer, step, ancestors)
     if order is not None:
-        return ChildRuling(_child_verdict(order), order.code)
+        return ChildRuling(order.verdict, order.code)
     code = None
     if writer.run["depth"] + 1 > opening.depth_max:
         code = DEPTH_EXCEEDED
@@ -177,17 +170,7 @@ def _refusal(
     if code is None:
         return None
     failed = fail_step(writer, step, place, opening.on_failure, code, number=number)
-    return ChildRuling(_child_verdict(failed), failed.code)
-
-
-def _child_verdict(ruling: Ruling) -> Literal["held", "cancelled", "failed", "moved"]:
-    known: dict[str, Literal["held", "cancelled", "failed", "moved"]] = {
-        "held": "held",
-        "cancelled": "cancelled",
-        "failed": "failed",
-        "moved": "moved",
-    }
-    return known[ruling.verdict]
+    return ChildRuling(failed.verdict, failed.code)
 
 
 def _create(writer: RunWriter, child_id: UUID, opening: ChildOpening, position: int) -> RunWriter:
@@ -218,7 +201,7 @@ def _create(writer: RunWriter, child_id: UUID, opening: ChildOpening, position: 
             "position": position,
         },
     )
-    child.statement(_INSERT_HEAD, (child_id, GENESIS))
+    child.statement(queries.INSERT_HEAD, (child_id, GENESIS))
     child.statement(queries.INSERT_PLAN_ROW, (plan_id(child_id, 0), child_id, 0))
     task = ArtifactDraft(child_id, "task", (opening.task or "").encode(), role="task", media_type=TEXT)
     child.entry(
@@ -246,12 +229,9 @@ async def _reopen(
     child.entry("run.resumed", execution=execution, parent_execution=writer.run["execution"])
     if old != new:
         child.entry("run.repinned", old=old, new=new)
-    unfinished = [step for step in steps if step["state"] not in {*STEP_HAS_OUTPUT, "skipped"}]
-    write_routes(child, [route_step(step, opening.routes, planned=opening.planned_workers) for step in unfinished])
-    for step in unfinished:
-        child.set_step_state(step, "pending")
-    child.set_run_state("created")
-    child.statement(_REOPEN_CHILD, (execution, writer.run["deadline_at"], writer.run["pool_digest"], child_id))
+    planned = opening.planned_workers
+    routed = [route_step(step, opening.routes, planned=planned) for step in unfinished_steps(steps)]
+    reopen(child, routed, execution=execution, deadline_at=writer.run["deadline_at"], pool_digest=new)
     return child, execution
 
 
@@ -293,7 +273,6 @@ class ChildClosing:
 
     place: Place
     execution: int
-    child_execution: int
     ends_run: bool
     on_failure: FailurePolicy
 
@@ -329,17 +308,9 @@ async def finish_child(database: Database, closing: ChildClosing) -> Ruling:
         if child["state"] not in RUN_ENDED:
             return Ruling("retry", "child-not-ended")
         others = [row for row in unfinished if row["position"] != place.position]
-        ordered = [run["cancel_requested_at"] for run in (writer.run, *ancestors)]
-        ruling = _take_over(
-            writer,
-            step,
-            child,
-            answers,
-            closing,
-            others,
-            number=len(attempts),
-            is_cancelled=any(moment is not None for moment in ordered),
-        )
+        ended = _Ended(step, child, answers[0]["accepted_attempt_id"] if answers else None, others, len(attempts))
+        is_cancelled = any(run["cancel_requested_at"] is not None for run in (writer.run, *ancestors))
+        ruling = _take_over(writer, ended, closing, is_cancelled=is_cancelled)
         await writer.commit()
         # Now the step has its output, or has failed, by the record of its child.
         return ruling
@@ -359,28 +330,29 @@ def _ruled_before(step: Row) -> Ruling | None:
     return Ruling("done", "skipped") if step["state"] == "skipped" else None
 
 
-def _take_over(  # noqa: PLR0917  # the rows that were read
-    writer: RunWriter,
-    step: Row,
-    child: Row,
-    answers: Sequence[Row],
-    closing: ChildClosing,
-    others: Sequence[Row],
-    *,
-    number: int,
-    is_cancelled: bool,
-) -> Ruling:
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What was read: the step, its child and that one's answer, the other unfinished steps, how often it was tried."""
+
+    step: Row
+    child: Row
+    answer: UUID | None
+    others: Sequence[Row]
+    attempts_count: int
+
+
+def _take_over(writer: RunWriter, ended: _Ended, closing: ChildClosing, *, is_cancelled: bool) -> Ruling:
+    step, child, others = ended.step, ended.child, ended.others
     said: dict[str, Any] = {"child": str(child["id"]), "child_state": child["state"], "child_reason": child["reason"]}
     writer.entry("child.ended", round=step["round"], step=step["position"], **said)
     if child["state"] == "succeeded":
-        answer = answers[0]["accepted_attempt_id"]
-        writer.set_step_state(step, "succeeded", accepted=answer)
+        writer.set_step_state(step, "succeeded", accepted=ended.answer)
         ends = closing.ends_run and may_end(writer, closing.place, others)
         if ends:
             writer.set_run_state("succeeded")
         else:
             show_waiting(writer, others)
-        return Ruling("done", attempt_id=answer, run_ended=ends)
+        return Ruling("done", attempt_id=ended.answer, run_ended=ends)
     if is_cancelled:
         return Ruling("cancelled", "cancelled")
     if child["reason"] == PARENT_FAILED or any(row["state"] == "failed" for row in others):
@@ -391,7 +363,7 @@ def _take_over(  # noqa: PLR0917  # the rows that were read
     if child["reason"] == DEADLINE:
         # The deadline is the whole tree's: no substitute and no operator has any time left.
         code, policy = DEADLINE, FAIL
-    ruling = fail_step(writer, step, closing.place, policy, code, number=number)
+    ruling = fail_step(writer, step, closing.place, policy, code, number=ended.attempts_count)
     if ruling.verdict == "held":
         show_waiting(writer, [*others, {**step, "state": "waiting", "reason": ruling.code}])
     return ruling

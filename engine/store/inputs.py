@@ -91,6 +91,24 @@ class PlanInputs:
     previous: FinishedRound | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Who has a step, by which pool. ``planned_worker`` is the plan's worker, where a substitute took its place."""
+
+    pool_digest: str
+    worker: str
+    planned_worker: str | None
+
+
+async def read_assignment(database: Database, run_id: UUID, round_number: int, position: int) -> Assignment:
+    """Who has a step now, without any text; raises BugError if the step does not exist."""
+    (found,) = await database.fetch((_READ_STEPS, {"run_id": run_id, "round": round_number}))
+    for row in found:
+        if (row["round"], row["position"]) == (round_number, position):
+            return Assignment(row["pool_digest"], row["worker"], row["planned_worker"])
+    raise BugError("step-unknown", "there is no such step in this run")
+
+
 async def read_step_inputs(database: Database, run_id: UUID, round_number: int, position: int) -> StepInputs:
     """Reads a step's inputs; raises BugError if the step does not exist or an output that it needs is missing."""
     found, texts = await database.fetch(

@@ -25,7 +25,7 @@ REASON_BYTES_MAX: Final = 4096
 # Whether this very order is on record: the link can die between COMMIT and its answer, and then it is given again.
 # An entry is canonical JSON, so the id stands in it as it is written here.
 _FIND_ORDER = """
-    SELECT type FROM ledger_entries
+    SELECT body FROM ledger_entries
     WHERE run_id = %s AND position(%s::bytea IN body) > 0
 """
 READ_PLAN_IN_FORCE = """
@@ -165,15 +165,15 @@ async def unpause_run(database: Database, order: Order) -> Ordered:
 
 async def lock_for_order(
     connection: Connection, order: Order, *more: tuple[str, Params]
-) -> tuple[RunWriter, bool, list[list[Row]]]:
-    """Locks the run for its order; also whether this order is on record already, and the rows of ``more``.
+) -> tuple[RunWriter, bytes | None, list[list[Row]]]:
+    """Locks the run for its order; also this order's entry, if it is on record already, and the rows of ``more``.
 
     The answers to ``more`` and to that question are from after the lock: each is a statement of its own.
     """
     find = (_FIND_ORDER, (order.run_id, f'"order":"{order.id}"'.encode()))
     writer, (known, *rest) = await lock_run(connection, order.run_id, find, *more, actor_id=order.actor_id)
     writer.on_behalf_of = order.on_behalf_of
-    return writer, bool(known), rest
+    return writer, bytes(known[0]["body"]) if known else None, rest
 
 
 def order_entry(writer: RunWriter, type_: str, order: Order, **fields: Any) -> None:
@@ -182,13 +182,13 @@ def order_entry(writer: RunWriter, type_: str, order: Order, **fields: Any) -> N
     writer.entry(type_, order=str(order.id), **fields, artifacts=writer.artifacts(drafts))
 
 
-def refuse_ended(run: Row) -> None:
-    """Raises RefusedError ``run-ended`` for a run that has ended, with when and how."""
+def refuse_ended(run: Row, *, hint: str | None = None) -> None:
+    """Raises RefusedError ``run-ended`` for a run that has ended, with when and how; ``hint`` says what is possible."""
     if run["state"] not in RUN_ENDED:
         return
     why = f" ({run['reason']})" if run["state"] == "failed" and run["reason"] else ""
-    hint = f"podium show {run['id']}" if run["state"] == "succeeded" else f"podium resume {run['id']}"
-    raise RefusedError("run-ended", f"run {run['id']} had already {_ended(run)}{why}", hint=hint)
+    usual = f"podium show {run['id']}" if run["state"] == "succeeded" else f"podium resume {run['id']}"
+    raise RefusedError("run-ended", f"run {run['id']} had already {_ended(run)}{why}", hint=hint or usual)
 
 
 def refuse_cancelling(run: Row) -> None:

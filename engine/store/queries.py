@@ -158,3 +158,12 @@ SET_STEP_FENCE: Final[LiteralString] = """
     UPDATE steps SET fence_execution = %s, fence_dispatch = %s, fence_attempt = %s
     WHERE run_id = %s AND round = %s AND position = %s
 """
+
+INSERT_HEAD: Final[LiteralString] = "INSERT INTO ledger_heads (run_id, seq, hash) VALUES (%s, 0, %s)"
+
+INSERT_POOL: Final[LiteralString] = """
+    INSERT INTO pool_snapshots (digest, name, document) VALUES (%s, %s, %s) ON CONFLICT (digest) DO NOTHING
+"""
+
+# An order was written down, and the workflow is to look at the record.
+SET_WAKE: Final[LiteralString] = "UPDATE runs SET wake_requested_at = %s WHERE id = %s"

@@ -13,9 +13,11 @@ from typing import Any, Final
 from uuid import UUID
 
 from engine.errors import RefusedError
+from engine.store import queries
 from engine.store.budgets import NO_LIMITS, UNITS, BudgetSnapshot, Limits, budget_snapshot
 from engine.store.database import Database
 from engine.store.exchange import Connection, Row, exchange
+from engine.store.lineage import FAMILY
 from engine.store.orders import (
     READ_PLAN_IN_FORCE,
     Order,
@@ -29,15 +31,10 @@ from engine.store.run_writer import RunWriter
 from engine.store.waiting import BUDGET_REASONS
 
 # Locked from the root to the leaves, and before any budget, as the runs' own transactions do.
-_LOCK_FAMILY: Final = """
-    WITH RECURSIVE family AS (
-        SELECT id, 0 AS height FROM runs WHERE id = %s
-        UNION ALL
-        SELECT child.id, family.height + 1 FROM runs child JOIN family ON child.parent_run_id = family.id
-    )
+_LOCK_FAMILY: Final = f"""{FAMILY}
     SELECT runs.id FROM runs JOIN family ON family.id = runs.id
     ORDER BY family.height, runs.id FOR NO KEY UPDATE OF runs
-"""
+"""  # noqa: S608  # a constant
 # The same sums that reserving and settling every call in turn would have come to, see `engine.store.budgets`.
 _MEASURE: Final = """
     SELECT
@@ -76,7 +73,6 @@ _SET_LIMITS: Final = """
     UPDATE budgets SET usd_limit = %(usd_limit)s, tokens_limit = %(tokens_limit)s, calls_limit = %(calls_limit)s
     WHERE run_id = %(run_id)s
 """
-_SET_WAKE: Final = "UPDATE runs SET wake_requested_at = %s WHERE id = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +120,7 @@ async def change_budget(database: Database, order: Order, change: LimitChange) -
         own = next((row for row in writer.budgets if row["run_id"] == order.run_id), None)
         if known:
             return BudgetChanged(Ordered(run["state"], run["reason"], None, changed=True), _snapshot(own))
-        _refuse_ended(run)
+        refuse_ended(run, hint=_hint_ended(run))
         refuse_cancelling(run)
         measured = await _measured(connection, order.run_id, (family, again))
         before = measured if own is None else own
@@ -160,15 +156,10 @@ def _snapshot(row: Mapping[str, Any] | None) -> BudgetSnapshot | None:
     return None if row is None else budget_snapshot(row)
 
 
-def _refuse_ended(run: Row) -> None:
-    try:
-        refuse_ended(run)
-    except RefusedError as error:
-        if run["state"] == "succeeded":
-            hint = f"`podium fork {run['id']}` makes a new run from it, with a budget of its own"
-        else:
-            hint = f"`podium resume {run['id']}`, then change the budget while the run goes on"
-        raise RefusedError(error.code, error.message, hint=hint) from None
+def _hint_ended(run: Row) -> str:
+    if run["state"] == "succeeded":
+        return "its budget is closed; give a new run its own: `podium run ... --budget-usd USD`"
+    return f"`podium resume {run['id']}`, then change the budget while the run goes on"
 
 
 def _refuse(run_id: UUID, present: Limits, after: BudgetSnapshot, *, unpriced: int) -> None:
@@ -193,7 +184,7 @@ def _refuse(run_id: UUID, present: Limits, after: BudgetSnapshot, *, unpriced: i
 def _write(
     writer: RunWriter, order: Order, limits: tuple[Limits, Limits], after: BudgetSnapshot, *, is_first: bool
 ) -> None:
-    writer.statement(_SET_WAKE, (writer.now, order.run_id))
+    writer.statement(queries.SET_WAKE, (writer.now, order.run_id))
     old, new = limits
     said: dict[str, Any] = {"budget": new.said(), "old": old.said()}
     if is_first:

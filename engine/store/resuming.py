@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from engine.errors import InputError, RefusedError
@@ -15,20 +16,17 @@ from engine.store import queries
 from engine.store.database import Database
 from engine.store.drafts import StepRoute
 from engine.store.exchange import Connection, Row
+from engine.store.lineage import FAMILY
 from engine.store.orders import Order, lock_for_order, moment, order_entry
 from engine.store.run_writer import RunWriter
 from engine.store.states import RUN_LIVE, STEP_HAS_OUTPUT
 
 # Seconds, never days: a day is 23 or 25 hours long where clocks are changed.
 _READ_DEADLINE = "SELECT clock_timestamp() + make_interval(secs => %s) AS at"
-_READ_LIVE_BELOW = """
-    WITH RECURSIVE below AS (
-        SELECT id, state FROM runs WHERE parent_run_id = %s
-        UNION ALL
-        SELECT child.id, child.state FROM runs child JOIN below ON child.parent_run_id = below.id
-    )
-    SELECT id FROM below WHERE state = ANY(%s) ORDER BY id
-"""
+_READ_LIVE_BELOW = f"""{FAMILY}
+    SELECT runs.id FROM runs JOIN family ON family.id = runs.id
+    WHERE family.height > 0 AND runs.state = ANY(%s) ORDER BY runs.id
+"""  # noqa: S608  # a constant
 # What runs below would do when they are begun again, which those of unfinished steps are.
 _READ_STEPS_BELOW = """
     WITH RECURSIVE unfinished AS (
@@ -45,9 +43,6 @@ _READ_STEPS_BELOW = """
     )
     SELECT run_id AS below, position, worker, planned_worker FROM unfinished
     WHERE height > 0 ORDER BY height, run_id, position
-"""
-_INSERT_POOL = """
-    INSERT INTO pool_snapshots (digest, name, document) VALUES (%s, %s, %s) ON CONFLICT (digest) DO NOTHING
 """
 _RESUME_RUN = """
     UPDATE runs SET execution = %(execution)s, cancel_requested_at = NULL, paused_at = NULL, wake_requested_at = NULL,
@@ -112,7 +107,7 @@ async def resume_run(database: Database, order: Order, resumption: Resumption) -
         if known:
             return Resumed(run["execution"])
         _refuse(run, below, resumption)
-        unfinished = [step for step in steps if step["state"] not in {*STEP_HAS_OUTPUT, "skipped"}]
+        unfinished = unfinished_steps(steps)
         for step in [*unfinished, *steps_below]:
             _refuse_missing(step, resumption)
         routed = [route_step(step, resumption.routes, planned=resumption.planned_workers) for step in unfinished]
@@ -125,18 +120,16 @@ async def resume_run(database: Database, order: Order, resumption: Resumption) -
             execution=execution,
             deadline=None if deadline_at is None else timestamp(deadline_at),
         )
-        _pin(writer, order, resumption, routed)
-        for step in unfinished:
-            writer.set_step_state(step, "pending")
-        writer.set_run_state("created")
-        writer.statement(
-            _RESUME_RUN,
-            {
-                "run_id": order.run_id,
-                "execution": execution,
-                "deadline_at": deadline_at,
-                "pool_digest": resumption.pool_seen if resumption.repin is None else resumption.repin.digest,
-            },
+        repin = resumption.repin
+        if repin is not None:
+            writer.statement(queries.INSERT_POOL, (repin.digest, repin.name, repin.document))
+            writer.entry("run.repinned", order=str(order.id), old=resumption.pool_seen, new=repin.digest)
+        reopen(
+            writer,
+            routed,
+            execution=execution,
+            deadline_at=deadline_at,
+            pool_digest=resumption.pool_seen if repin is None else repin.digest,
         )
         await writer.commit()
         # Now the new execution should exist: if we die here, the reconciler of any worker starts it.
@@ -228,7 +221,29 @@ def route_step(step: Row, routes: Mapping[str, StepRoute], *, planned: bool) -> 
     return RoutedStep(step, worker, planned_worker, route or StepRoute(step["model"], step["queue"]))
 
 
-def write_routes(writer: RunWriter, routed: Sequence[RoutedStep]) -> None:
+def unfinished_steps(steps: Sequence[Row]) -> list[Row]:
+    """The steps that a new execution has to perform."""
+    return [step for step in steps if step["state"] not in {*STEP_HAS_OUTPUT, "skipped"}]
+
+
+def reopen(
+    writer: RunWriter,
+    routed: Sequence[RoutedStep],
+    *,
+    execution: int,
+    deadline_at: datetime | None,
+    pool_digest: str,
+) -> None:
+    """Adds what a new execution of an ended run begins with: its unfinished steps, where they go now, are pending."""
+    _write_routes(writer, routed)
+    for each in routed:
+        writer.set_step_state(each.step, "pending")
+    writer.set_run_state("created")
+    change = {"execution": execution, "deadline_at": deadline_at, "pool_digest": pool_digest}
+    writer.statement(_RESUME_RUN, {"run_id": writer.run_id, **change})
+
+
+def _write_routes(writer: RunWriter, routed: Sequence[RoutedStep]) -> None:
     """Writes down where steps go from now on, as far as that is new."""
     for each in routed:
         if not each.moved:
@@ -238,12 +253,3 @@ def write_routes(writer: RunWriter, routed: Sequence[RoutedStep]) -> None:
         planned = {"run_id": writer.run_id, "planned_worker": each.planned_worker}
         writer.statement(_ROUTE_STEP, {**place, **values, **planned})
         writer.entry("step.routed", round=place["round"], step=place["position"], **values)
-
-
-def _pin(writer: RunWriter, order: Order, resumption: Resumption, routed: Sequence[RoutedStep]) -> None:
-    """Pins the new pool, if there is one, and routes the unfinished steps."""
-    repin = resumption.repin
-    if repin is not None:
-        writer.statement(_INSERT_POOL, (repin.digest, repin.name, repin.document))
-        writer.entry("run.repinned", order=str(order.id), old=resumption.pool_seen, new=repin.digest)
-    write_routes(writer, routed)

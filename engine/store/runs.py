@@ -25,9 +25,6 @@ from engine.store.run_writer import new_run_writer
 
 Origin = Literal["conductor", "file", "template", "fork"]
 
-_INSERT_POOL = """
-    INSERT INTO pool_snapshots (digest, name, document) VALUES (%s, %s, %s) ON CONFLICT (digest) DO NOTHING
-"""
 _INSERT_RUN = """
     INSERT INTO runs (id, tenant_id, actor_id, on_behalf_of, state, origin, source_run_id, pool_digest,
                       idempotency_key, deadline_at,
@@ -37,7 +34,6 @@ _INSERT_RUN = """
             %(rounds_max)s)
     RETURNING clock_timestamp() AS now
 """
-_INSERT_HEAD = "INSERT INTO ledger_heads (run_id, seq, hash) VALUES (%s, 0, %s)"
 _FIND_BY_KEY = """
     SELECT runs.id, runs.origin, runs.pool_digest, task.content AS task, plan.content AS plan, created.body AS created
     FROM runs
@@ -165,7 +161,7 @@ async def _insert(connection: Connection, new: NewRun) -> None:
         connection,
         [
             (queries.BEGIN, ()),
-            (_INSERT_POOL, (new.pool_digest, new.pool_name, new.pool_document)),
+            (queries.INSERT_POOL, (new.pool_digest, new.pool_name, new.pool_document)),
             (_INSERT_RUN, run),
         ],
     )
@@ -177,7 +173,7 @@ async def _insert(connection: Connection, new: NewRun) -> None:
         on_behalf_of=new.on_behalf_of,
         now=row["now"],
     )
-    writer.statement(_INSERT_HEAD, (new.id, writer.head))
+    writer.statement(queries.INSERT_HEAD, (new.id, writer.head))
     writer.statement(queries.INSERT_PLAN_ROW, (plan_id(new.id, 0), new.id, 0))
     if new.limits:
         limits = (new.limits.usd, new.limits.tokens, new.limits.calls)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from engine.store import queries
 from engine.store.exchange import Connection, exchange
+from engine.store.lineage import FAMILY
 from engine.store.run_writer import RunWriter
 from engine.store.states import RUN_LIVE
 
@@ -23,15 +24,10 @@ BUDGET: Final = "budget"
 BUDGET_REASONS: Final = frozenset({f"{BUDGET}-usd", f"{BUDGET}-tokens", f"{BUDGET}-calls"})
 
 # Calls of the run and of everything below it, but for attempts that the same transaction closes.
-READ_CALLS: Final = """
-    WITH RECURSIVE family AS (
-        SELECT id FROM runs WHERE id = %s
-        UNION ALL
-        SELECT child.id FROM runs child JOIN family ON child.parent_run_id = family.id
-    )
+READ_CALLS: Final = f"""{FAMILY}
     SELECT attempts.id FROM attempts JOIN family ON attempts.run_id = family.id
     WHERE attempts.state = 'sent' AND attempts.id <> ALL(%s::uuid[]) LIMIT 1
-"""
+"""  # noqa: S608  # a constant
 # Entries that may say that a step or its run began to wait, newest first. An entry is canonical JSON.
 WAIT_ENTRIES: Final = """
     SELECT type, at, body FROM ledger_entries

@@ -31,7 +31,6 @@ def verdict() -> Verdict:
     return asyncio.run(crash(CrashTest(seed=seed, kills=KILLS, runs=len(SHAPES), workers=2, settle_s=90)))
 
 
-@pytest.mark.slow
 def test_workers_temporal_and_postgres_are_killed_and_every_promise_holds(verdict: Verdict) -> None:
     assert not verdict.faults, verdict.report
     assert len(verdict.submitted) == len(SHAPES)

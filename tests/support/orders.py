@@ -11,7 +11,7 @@ from temporalio.client import Client
 
 from engine.operations.cancelling import Given, cancel_run
 from engine.operations.pausing import pause_run, unpause_run
-from engine.operations.resuming import Started, pool_to_use, resume_run
+from engine.operations.resuming import pool_to_use, resume_run
 from engine.service import find_run
 from engine.settings import TemporalSettings
 from engine.store.database import Database
@@ -54,11 +54,11 @@ async def unpause(process: WorkerProcess, run_id: UUID) -> Given:
 
 async def resume(
     process: WorkerProcess, run_id: UUID, other: Pool | None = None, connect: Connect | None = None
-) -> Started:
+) -> bool:
     return await resume_on(process.database, connect or connecting(process.client), run_id, other)
 
 
-async def resume_on(database: Database, connect: Connect, run_id: UUID, other: Pool | None = None) -> Started:
+async def resume_on(database: Database, connect: Connect, run_id: UUID, other: Pool | None = None) -> bool:
     run = await find_run(database, str(run_id))
     pool = await pool_to_use(database, run, other)
     return await resume_run(database, connect, order(run_id), run=run, pool=pool, repin=other is not None)

@@ -183,8 +183,11 @@ def check_invariants(kept: Record) -> None:
         own = [row for row in attempts if (row["round"], row["position"]) == place]
         assert [row["number"] for row in own] == list(range(1, len(own) + 1))
         accepted = [row["id"] for row in own if row["accepted"]]
-        # The output of a delegated or reused step is an attempt of another run.
-        elsewhere = step["accepted_attempt_id"] not in {None, *(row["id"] for row in attempts)}
+        # The output of a delegated or reused step, and of no other, is an attempt of another run.
+        delegated = any(
+            (entry["data"]["round"], entry["data"]["step"]) == place for entry in kept.entries("child.begun")
+        )
+        elsewhere = (step["state"] == "reused" or delegated) and not accepted
         assert accepted == ([step["accepted_attempt_id"]] if step["accepted_attempt_id"] and not elsewhere else [])
         assert (step["state"] in {"succeeded", "reused"}) == (step["accepted_attempt_id"] is not None)
         assert sum(row["state"] == "sent" for row in own) <= 1

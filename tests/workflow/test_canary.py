@@ -131,7 +131,7 @@ async def test_connections_that_die_in_the_middle_of_a_step(aviary: Aviary) -> N
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " WHERE backend_type = 'client backend' AND datname = current_database() AND pid <> pg_backend_pid()"
         )
     run = await ended(aviary.process.database, run_id)
     assert run.state == "succeeded"

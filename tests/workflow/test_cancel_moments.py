@@ -211,9 +211,13 @@ async def test_a_cancel_that_is_on_record_before_the_answer_never_ends_as_succes
         run = await ended(process.database, run_id)
         assert run.state == "cancelled"
         assert run.steps[1].state == "cancelled"
+        kept = await record(process.database.url, run_id)
+        ordered_at = kept.run["cancel_requested_at"]
+        # By the database's clock, which says it more exactly than any pause of ours: nothing began after the order.
+        assert all(row["sent_at"] < ordered_at for row in kept.attempts)
         for step in run.steps:
             assert (step.state == "succeeded") == (step.output is not None)
-        check_invariants(await record(process.database.url, run_id))
+        check_invariants(kept)
     await nothing_more_is_called(provider)
 
 

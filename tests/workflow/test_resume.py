@@ -51,7 +51,7 @@ async def test_a_run_that_failed_goes_on_at_the_failed_step_and_pays_nothing_twi
     run_id = await failed_in_third(process, provider, tmp_path)
     before = await run_of(process.database, run_id)
     started = await resume(process, run_id)
-    assert (started.execution, started.started) == (2, True)
+    assert started
     run = await ended(process.database, run_id)
     assert (run.state, run.execution) == ("succeeded", 2)
     assert [request["model"] for request in provider.requests] == ["one", "two", "three", "three", "four"]
@@ -180,7 +180,7 @@ async def test_a_resume_while_temporal_is_away_is_started_by_the_reconciler(
 ) -> None:
     run_id = await failed_in_third(process, provider, tmp_path)
     started = await resume(process, run_id, connect=temporal_is_away)
-    assert (started.execution, started.started) == (2, False)
+    assert not started
     assert (await run_of(process.database, run_id)).state == "created"
     assert await reconcile(process.database, process.client) == 1
     assert (await ended(process.database, run_id)).state == "succeeded"

@@ -53,7 +53,11 @@ async def test_a_server_without_room_while_answers_come_in_costs_time_and_no_cal
         await provider_reaches(provider, CALLS)
         # Whoever is connected now is sent away, and nobody gets in for longer than the calls take.
         await execute(admin, f'ALTER DATABASE "{name}" CONNECTION LIMIT 0')
-        await execute(admin, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", name)
+        await execute(
+            admin,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND datname = %s",
+            name,
+        )
         await asyncio.sleep(6)
         await execute(admin, f'ALTER DATABASE "{name}" CONNECTION LIMIT -1')
         run = await ended(process.database, run_id, timeout_s=60)

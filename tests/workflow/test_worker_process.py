@@ -230,7 +230,8 @@ def away(servers: TestServers, database_url: str) -> Iterator[None]:
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute(sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false").format(name))
         connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (database_name(database_url),)
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND datname = %s",
+            (database_name(database_url),),
         )
         try:
             yield

@@ -116,7 +116,7 @@ class Worker(Frozen):
         default="max_tokens", description="The request field in which the endpoint expects `output_tokens_max`."
     )
     clearance: str | None = Field(
-        default=None, min_length=1, max_length=64, description="Label of the data this worker may see."
+        default=None, min_length=1, max_length=64, description="A label for your own use; nothing enforces it yet."
     )
     fallbacks: tuple[WorkerName, ...] = Field(
         default=(),

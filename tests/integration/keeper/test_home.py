@@ -107,13 +107,16 @@ def test_a_home_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path, 
 def test_a_damaged_version_file_is_not_called_newer(tmp_path: Path, text: str) -> None:
     home = open_home(tmp_path / "home")
     home.version_path.write_text(text, encoding="utf-8")
+    before = sorted(home.root.rglob("*"))
     with pytest.raises(UnavailableError) as caught:
         open_home(home.root)
     assert caught.value.code == "home-damaged"
     assert str(home.version_path) in caught.value.message
     assert "newer" not in caught.value.message
     assert caught.value.hint
+    assert caught.value.exit_code == ExitCode.UNAVAILABLE
     assert home.version_path.read_text(encoding="utf-8") == text
+    assert sorted(home.root.rglob("*")) == before
 
 
 def test_an_interrupted_first_opening_is_finished_by_the_next(tmp_path: Path) -> None:

@@ -345,7 +345,7 @@ async def test_the_budget_of_a_run_that_has_ended_is_not_changed_and_the_hint_sa
         await settle_run(database, Settlement(run_id, 1, state, "x"))  # type: ignore[arg-type]  # a state
     refused = await refusal(database, run_id, calls=5)
     assert refused.code == "run-ended"
-    assert ("podium fork" if state == "succeeded" else "podium resume") in (refused.hint or "")
+    assert ("--budget-usd" if state == "succeeded" else "podium resume") in (refused.hint or "")
 
 
 async def test_a_run_whose_cancel_is_under_way_gets_no_budget(database: Database, tmp_path: Path) -> None:

@@ -185,13 +185,13 @@ async def test_sessions_that_the_server_ended_are_replaced_without_an_error(
     run_id = await stored_run(database, [[]])
     await execute(
         own_database_url,
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = current_user AND "
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND "
         "datname = current_database() AND pid <> pg_backend_pid()",
     )
     assert await read_run(database, run_id) is not None
     await execute(
         own_database_url,
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = current_user AND "
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND "
         "datname = current_database() AND pid <> pg_backend_pid()",
     )
     assert (await open_attempt(database, opening(run_id, 0))).verdict == "call"

@@ -76,7 +76,10 @@ async def test_a_server_that_is_full_is_waited_for_and_nothing_is_opened_twice(o
     opened = opening(run_id, 0)
     await open_attempt(database, opened)
     await execute(other, f'ALTER DATABASE "{name}" CONNECTION LIMIT 0')
-    await execute(other, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+    await execute(
+        other,
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND datname = '{name}'",
+    )
     closing = asyncio.create_task(close_step_attempt(database, answered(opened)))
     await asyncio.sleep(2)
     assert not closing.done()
