@@ -68,6 +68,15 @@ def home_queue(queues: Collection[str]) -> str:
     return pool_queue(next(iter(queues))) if len(queues) == 1 else WORKFLOW_QUEUE
 
 
+# The activities that call models: they send heartbeats, and the others do not.
+CALLS = frozenset({"perform_step", "plan_task"})
+
+
+def worker_identity(process_id: UUID) -> str:
+    """What Temporal knows a worker process by: the id of its lease."""
+    return f"podium-{process_id}"
+
+
 def workflow_id(run_id: str, execution: int) -> str:
     """The id of the workflow that carries one execution of a run."""
     return f"run-{run_id}.{execution}"

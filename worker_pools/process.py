@@ -20,7 +20,6 @@ from sqlalchemy import select
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.exceptions import ApplicationError
-from temporalio.service import RPCError
 from temporalio.worker import Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
@@ -31,12 +30,13 @@ from activities.executions import reconcile
 from activities.planning import PlanActivities
 from activities.progress import ProgressBoard
 from activities.steps import StepActivities
+from activities.succession import fail_orphans, release_begun
 from engine import contracts
 from engine.errors import PodiumError, UnavailableError
 from engine.settings import TemporalSettings, WorkerBuild
 from engine.store.cluster import remember_cluster
 from engine.store.database import Database
-from engine.store.processes import OrphanedAttempt, ProcessIdentity, end_process, register_process, this_process
+from engine.store.processes import ProcessIdentity, end_process, register_process, this_process
 from engine.store.states import RUN_LIVE
 from engine.store.tables import Run
 from engine.temporal_client import cluster_id, connect_temporal
@@ -125,9 +125,10 @@ class WorkerProcess:
             progress=ProgressBoard(self.database),
             local_endpoint=self.local_endpoint,
         )
-        orphans = await register_process(self.database, self.identity)
+        inherited = await register_process(self.database, self.identity)
         # Before anything else, so that no other successor has time to make one of these calls again.
-        await asyncio.gather(*(self._fail_orphan(orphan) for orphan in orphans))
+        await fail_orphans(self.client, inherited.orphans)
+        await release_begun(self.database, self.client, inherited.dead)
         # What is imported by now stays; the collector need not look through it again and again.
         gc.collect()
         gc.freeze()
@@ -193,25 +194,11 @@ class WorkerProcess:
             max_heartbeat_throttle_interval=timedelta(seconds=contracts.HEARTBEAT_INTERVAL_MIN_S / 2),
             graceful_shutdown_timeout=timedelta(seconds=self.options.grace_s),
             sticky_queue_schedule_to_start_timeout=contracts.STICKY_QUEUE_TIMEOUT,
-            identity=f"podium-{self.identity.id}",
+            identity=contracts.worker_identity(self.identity.id),
             deployment_config=_deployment(self.options.temporal.build),
         )
         self._workers[queue] = worker
         self._keep(worker.run())
-
-    async def _fail_orphan(self, orphan: OrphanedAttempt) -> None:
-        """Tells Temporal now that a dead process's call failed, instead of waiting for its heartbeat to be missed."""
-        activity_id = (
-            contracts.plan_activity_id(orphan.round, orphan.dispatch)
-            if orphan.position is None
-            else contracts.step_activity_id(orphan.round, orphan.position, orphan.dispatch)
-        )
-        error = ApplicationError("worker-lost", type="worker-lost", next_retry_delay=timedelta(milliseconds=50))
-        for workflow in contracts.round_workflow_ids(str(orphan.run_id), orphan.execution, orphan.round):
-            handle = self.client.get_async_activity_handle(workflow_id=workflow, run_id="", activity_id=activity_id)
-            with contextlib.suppress(RPCError):
-                await handle.fail(error)
-                return
 
     async def _reconcile_forever(self) -> None:
         while True:

@@ -68,10 +68,21 @@ def is_dead(row: Mapping[str, Any], here: ProcessIdentity) -> bool:
     return _started(int(row["pid"])) != str(row["pid_started"])
 
 
-async def register_process(database: Database, here: ProcessIdentity) -> tuple[OrphanedAttempt, ...]:
-    """Takes a lease, ends those of dead predecessors, and returns the calls that were in flight in them."""
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What a process finds when it starts: the calls that were in flight in dead ones, and those that it proved dead.
 
-    async def work(connection: Connection) -> tuple[OrphanedAttempt, ...]:
+    Each dead process is in the ``dead`` of one successor only.
+    """
+
+    orphans: tuple[OrphanedAttempt, ...]
+    dead: tuple[UUID, ...]
+
+
+async def register_process(database: Database, here: ProcessIdentity) -> Inheritance:
+    """Takes a lease, ends those of dead predecessors, and returns what they left behind."""
+
+    async def work(connection: Connection) -> Inheritance:
         await connection.execute(
             _INSERT + " ON CONFLICT (id) DO NOTHING", (here.id, here.host, here.boot_id, here.pid, here.pid_started)
         )
@@ -81,7 +92,7 @@ async def register_process(database: Database, here: ProcessIdentity) -> tuple[O
         for process_id in dead:
             await connection.execute(_END, (process_id,))
         await cursor.execute(_ORPHANS, {"own": here.id})
-        return tuple(OrphanedAttempt(**row) for row in await cursor.fetchall())
+        return Inheritance(tuple(OrphanedAttempt(**row) for row in await cursor.fetchall()), tuple(dead))
 
     return await database.write(work)
 

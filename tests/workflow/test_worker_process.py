@@ -25,6 +25,7 @@ from engine.settings import TemporalSettings
 from engine.store.database import Database
 from engine.store.runs import create_run
 from engine.temporal_client import connect_temporal
+from tests.support.gate import Gate
 from tests.support.processes import CHECKOUT, environment
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan, worker_process
@@ -43,6 +44,7 @@ from tests.workflow.aviary import Aviary
 from worker_pools.pool import Pool
 
 ONE = lists_plan(["Go."], [[]], [0])
+STARTED = "activity_task_started_event_attributes"
 
 
 class WorkerChild:
@@ -132,6 +134,31 @@ async def test_a_call_of_a_killed_worker_is_made_once_more_and_nothing_else_is(
     assert [attempt.state for attempt in run.steps[1].attempts] == ["unknown", "succeeded"]
     assert [str(attempt.id) for attempt in run.steps[1].attempts] == [r["attempt_id"] for r in provider.requests[1:]]
     assert not run.cost_complete
+
+
+async def test_a_try_that_a_killed_worker_had_only_taken_is_not_waited_for(
+    nursery: Nursery, database: Database, database_url: str, provider: Provider, tmp_path: Path
+) -> None:
+    """The record knows nothing of it; Temporal would find out by the heartbeat that does not come."""
+    async with Gate(database_url) as gate:
+        first = WorkerChild(gate.url, nursery.address, tmp_path)
+        await asyncio.to_thread(first.says, "ready")
+        submission = Submission(
+            task="What?", pool=pool_of(tmp_path, provider.base_url, "plain"), actor_id="tester", plan_text=ONE
+        )
+        new = prepare(submission)
+        stop = gate.stop_at(new.id, "open", "before-commit")
+        client = await connect_temporal(TemporalSettings(nursery.address))
+        run_id = (await submit(database, client, submission, prepared=new)).id
+        async with asyncio.timeout(20):
+            await stop.reached.wait()
+        await asyncio.to_thread(first.end, signal.SIGKILL)
+    nursery.start().says("ready")
+    assert (await ended(database, run_id)).state == "succeeded"
+    assert provider.count == 1
+    events = await history_events(client, run_id)
+    (started,) = [event.activity_task_started_event_attributes for event in events if event.HasField(STARTED)]
+    assert (started.attempt, started.last_failure.application_failure_info.type) == (2, "worker-lost")
 
 
 async def test_a_planning_call_of_a_killed_worker_is_made_once_more(

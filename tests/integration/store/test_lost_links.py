@@ -220,9 +220,9 @@ async def test_calls_of_a_dead_worker_are_named_again_when_the_first_answer_was_
     run_id = await stored_run(database, [[]])
     await open_attempt(database, opening(run_id, 0, process_id=dead.id))
     link.cut_next("after-commit")
-    orphans = await register_process(linked, this_process())
+    inherited = await register_process(linked, this_process())
     assert link.cuts == 1
-    assert [(orphan.run_id, orphan.position) for orphan in orphans] == [(run_id, 0)]
+    assert [(orphan.run_id, orphan.position) for orphan in inherited.orphans] == [(run_id, 0)]
     leases = await rows(database.url, "SELECT ended_at FROM worker_processes WHERE id = %s", dead.id)
     assert leases[0]["ended_at"] is not None
 
