@@ -17,7 +17,9 @@ COPY migrations migrations
 RUN /opt/podium/bin/pip install --no-cache-dir --no-deps .
 
 FROM python:3.11-slim-bookworm
-RUN useradd --uid 10001 --home-dir /srv/podium --create-home podium
+# A volume takes over the owner and the mode of the folder that it is laid on.
+RUN useradd --uid 10001 --home-dir /srv/podium --create-home podium \
+    && install -d -m 700 -o podium -g podium /srv/podium/keys /srv/podium/audit
 COPY --from=build /opt/podium /opt/podium
 ENV PATH=/opt/podium/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER podium

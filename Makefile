@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run up test slow lint bench crash ci setup constraints clean
+.PHONY: help run up test slow lint bench crash verifier ci setup constraints clean
 
 TASK ?= What is gravity? Explain it to a child.
 POOL ?= local
@@ -50,6 +50,9 @@ bench: $(FOR_DEVELOPMENT) ## measure Podium against raw Temporal (ARGS= goes to 
 
 crash: $(FOR_DEVELOPMENT) ## kill workers, Temporal and Postgres 200 times under load, then check the record (ARGS="--kills 20")
 	@$(BIN)/python -m tests.support.crash $(ARGS)
+
+verifier: $(FOR_USE) ## build podium-verify.pyz, which checks evidence bundles without Podium (needs Python and cryptography)
+	@$(BIN)/python -m engine.verifier.build -o podium-verify.pyz
 
 ci: ## all that must pass before a change lands, .ci/run: a first run, lint, tests, long tests
 	@bash .ci/run

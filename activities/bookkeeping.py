@@ -9,6 +9,7 @@ from temporalio import activity
 
 from activities.context import ActivityContext
 from activities.guard import guarded
+from activities.review_gates import sight_of_run
 from engine.contracts import SettleReceipt, SettleRequest, WaitRequest
 from engine.store.settling import Settlement, note_waiting, settle_run
 
@@ -30,7 +31,9 @@ class BookkeepingActivities:
     @guarded
     async def settle_run(self, request: SettleRequest) -> SettleReceipt:
         """Ends a run that its last step did not end."""
-        settlement = Settlement(UUID(request.run_id), request.execution, request.state, checked_code(request.code))
+        run_id = UUID(request.run_id)
+        review = await sight_of_run(self._context, run_id) if request.state == "succeeded" else None
+        settlement = Settlement(run_id, request.execution, request.state, checked_code(request.code), review)
         settled = await settle_run(self._context.database, settlement)
         return SettleReceipt(settled.state, settled.code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -12,12 +13,14 @@ from activities.context import ActivityContext
 from activities.executions import WORKFLOW_LOST, execution_request
 from activities.guard import guarded
 from activities.prompts import new_nonce, render_step
+from activities.review_gates import ask_about_output, gates_of, reviewed
 from activities.steps import failure_policy, rendered, step_receipt, step_spec
 from engine.contracts import ChildEndRequest, ChildOutcome, ChildReceipt, ChildRequest, StepReceipt, child_run_id
 from engine.settings import TASK_BYTES_MAX
-from engine.store.attempts import Place
+from engine.store.attempts import Place, ReviewSight
 from engine.store.children import ChildClosing, ChildOpening, begin_child, finish_child
 from engine.store.drafts import StepRoute
+from engine.store.gates import REVIEW
 from engine.store.inputs import read_assignment, read_step_inputs
 from engine.store.settling import Settlement, settle_run
 
@@ -54,8 +57,16 @@ class ChildActivities:
             dispatch=request.dispatch,
             routes={other.name: StepRoute(other.model, other.queue) for other in pool.workers},
             planned_workers=pool.policy.on_failed_step == "fallback",
+            manifest=prompt.manifest,
+            shown=prompt.shown,
         )
-        ruling = await begin_child(database, opening)
+        ruling = await reviewed(
+            database,
+            place.run_id,
+            await gates_of(self._context, pool, inputs.tenant_id),
+            lambda sight: begin_child(database, replace(opening, review=sight)),
+            sent_back=inputs.sent_back_count,
+        )
         if ruling.verdict == "superseded":
             raise ApplicationError("superseded", type="superseded", non_retryable=True)
         if ruling.verdict == "begun" and ruling.child_id is not None:
@@ -73,11 +84,13 @@ class ChildActivities:
         assigned = await read_assignment(database, place.run_id, request.round, request.position)
         pool = await self._context.pool(assigned.pool_digest)
         worker = pool.worker(assigned.worker)
+        gates = await gates_of(self._context, pool, assigned.tenant_id)
         closing = ChildClosing(
             place=place,
             execution=request.execution,
             ends_run=request.ends_run,
             on_failure=failure_policy(pool, worker, assigned.planned_worker),
+            review=ReviewSight(gates) if gates else None,
         )
         ruling = await finish_child(database, closing)
         if ruling.verdict == "retry" and request.child_closed:
@@ -90,4 +103,6 @@ class ChildActivities:
             raise ApplicationError("child-not-ended", type="child-not-ended", next_retry_delay=_CHILD_PAUSE)
         if ruling.verdict == "moved":
             return StepReceipt("moved", ruling.code, step=await step_spec(self._context, place, pool))
+        if ruling.code == REVIEW:
+            await ask_about_output(database, place, gates)
         return step_receipt(ruling)

@@ -20,6 +20,7 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.review_gates import may_review_output
 from activities.specs import planned_specs, step_specs
 from activities.waking import CANCELLED, deliver_orders, stop_rounds, stop_workflow, temporal_unreachable
 from engine import contracts
@@ -28,7 +29,8 @@ from engine.errors import BugError, UnavailableError
 from engine.store.children import PARENT_ENDED
 from engine.store.database import Database
 from engine.store.drafts import left_out
-from engine.store.inputs import read_pool_document, read_steps
+from engine.store.inputs import StoredStep, read_pool_document, read_steps
+from engine.store.review_expiry import expire_reviews
 from engine.store.runs import NewRun
 from engine.store.settling import Settlement, note_waiting, settle_run
 from engine.store.states import RUN_LIVE, STEP_HAS_OUTPUT, STEP_LIVE
@@ -174,7 +176,8 @@ async def execution_request(database: Database, run_id: UUID) -> RunRequest:
         round=row.round,
         steps=step_specs(pool, steps),
         skipped=[step.position for step in steps if step.state == "skipped"],
-        done=[step.position for step in steps if step.state in STEP_HAS_OUTPUT],
+        # One whose output people may have to review is looked at once more; its approvals may not count any more.
+        done=[step.position for step in steps if step.state in STEP_HAS_OUTPUT and not _reviewed(pool, steps, step)],
         deadline_s=deadline_s,
         rounds_max=row.rounds_max,
         queue=contracts.home_queue(pool.queues),
@@ -183,8 +186,17 @@ async def execution_request(database: Database, run_id: UUID) -> RunRequest:
     )
 
 
+def _reviewed(pool: Pool, steps: Sequence[StoredStep], step: StoredStep) -> bool:
+    return may_review_output(pool, step.worker, is_last=step is steps[-1])
+
+
 async def reconcile(database: Database, client: Client) -> int:
-    """Delivers orders, starts what is missing, settles what is lost; returns how many runs were started or settled."""
+    """Ends reviews that are overdue, delivers orders, starts what is missing, settles what is lost.
+
+    Returns how many runs were started or settled.
+    """
+    # What follows from an overdue review is woken below, like every order.
+    await expire_reviews(database)
     for run_id in await _ordered_runs(database):
         await _one_by_one(run_id, deliver_orders(database, client, run_id))
     changed = 0

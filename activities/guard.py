@@ -12,7 +12,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from engine.converter import bug_code
-from engine.errors import BugError, UnavailableError
+from engine.errors import BugError, RefusedError, UnavailableError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -39,6 +39,10 @@ def guarded(function: Callable[Arguments, Awaitable[Result]]) -> Callable[Argume
             raise
         except UnavailableError as error:
             raise ApplicationError(error.code, type=error.code, next_retry_delay=UNAVAILABLE_PAUSE) from None
+        except RefusedError as error:
+            # Texts that were erased or changed: another try would find them the same.
+            _log.warning("%s: %s", error.code, error.message)
+            raise ApplicationError(error.code, type=error.code, non_retryable=True) from None
         except BugError as error:
             # Its own worker may pick it up; a run that nobody knows fails after a while.
             lost = error.code not in _ELSEWHERE or activity.info().attempt >= _ELSEWHERE_TRIES_MAX

@@ -14,6 +14,7 @@ from activities.context import ActivityContext
 from activities.guard import guarded
 from activities.plan_text import read_plan, template_draft
 from activities.prompts import new_nonce, render_plan_request, usable_workers
+from activities.review_gates import gates_of, hold_answer
 from activities.secrets_gate import raise_if_waiting
 from activities.specs import step_specs
 from activities.steps import make_opening, raise_if_unfinished, rendered
@@ -23,8 +24,10 @@ from engine.errors import InputError
 from engine.store.attempts import Fence, Place, Ruling, open_attempt
 from engine.store.closing import Closing
 from engine.store.drafts import PlanDraft, RejectedPlan
+from engine.store.gates import REVIEW
 from engine.store.inputs import PlanInputs, read_plan_inputs, read_steps
 from engine.store.planning import close_planning_attempt
+from engine.store.reviews import GateVerdict
 from worker_pools.conductor_schema import plan_schema
 from worker_pools.pool import Pool
 
@@ -62,7 +65,21 @@ class PlanActivities:
             ruling = await record(lambda: self._close(place, opening.attempt_id, pool, inputs, end))
             if ruling.code != "plan-invalid" or ruling.verdict != "retry":
                 raise_if_unfinished(ruling, end)
-        return await self._receipt(place, pool, ruling)
+        receipt = await self._receipt(place, pool, ruling)
+        if receipt.outcome == "planned" and not receipt.steps and place.round > 0:
+            # The answer of the round before is kept, so it is the run's, if people let it be.
+            return await self._kept(place, pool, inputs, receipt)
+        return receipt
+
+    async def _kept(self, place: Place, pool: Pool, inputs: PlanInputs, receipt: PlanReceipt) -> PlanReceipt:
+        context = self._context
+        gates = await gates_of(context, pool, inputs.tenant_id)
+        verdict = GateVerdict("passed") if not gates else await hold_answer(context.database, place.run_id, gates)
+        if verdict.kind == "failed":
+            return PlanReceipt("failed", verdict.code)
+        if verdict.kind == "held":
+            return PlanReceipt("held", REVIEW)
+        return receipt
 
     async def _close(self, place: Place, attempt: UUID, pool: Pool, inputs: PlanInputs, end: CallEnd) -> Ruling:
         planned, fallback = None, None

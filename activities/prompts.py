@@ -12,17 +12,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
+from uuid import UUID
 
 import rfc8785
 
 from activities.inert import make_inert
 from engine.store.inputs import FailedPlanning, PlanInputs, StepInputs, VisibleStep
+from engine.store.sent_back import SentBack
 from worker_pools.adapters import Message
-from worker_pools.pool import Pool
+from worker_pools.adapters.base import request_parameters
+from worker_pools.pool import Pool, Worker
 from worker_pools.pool.template import fill, sections
 
 RENDERER_VERSION = 1
 FINAL_NOTE = "Your answer is the answer to the whole task: write it so that it stands on its own."
+SENT_BACK_NOTE = (
+    "A reviewer has read your earlier answer and sent it back with the comment above. Do the subtask again, from the "
+    "start, and heed the comment. Do not mention the review."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,8 @@ class Prompt:
     messages: tuple[Message, ...]
     manifest: bytes
     rendered: bytes
+    # Every artifact that it is made of, in the manifest's order.
+    shown: tuple[UUID, ...]
 
 
 def new_nonce() -> str:
@@ -48,6 +57,7 @@ def input_chars(inputs: StepInputs | PlanInputs) -> int:
             parts += [inputs.previous.plan.text, inputs.previous.answer.text]
     else:
         parts += [inputs.subtask.text, *chain.from_iterable((s.subtask.text, s.output.text) for s in inputs.visible)]
+        parts += chain.from_iterable((one.answer, one.comment) for one in inputs.sent_back)
     return sum(map(len, parts))
 
 
@@ -78,8 +88,20 @@ def render_step(pool: Pool, inputs: StepInputs, nonce: str) -> Prompt:
         ],
         "subtask": str(inputs.subtask.artifact_id),
         "final": inputs.is_last,
+        "parameters": _parameters(pool.worker(inputs.worker)),
     }
-    return _prompt(_messages(pool.templates.worker, values), manifest)
+    seen = ((step.subtask.artifact_id, step.output.artifact_id) for step in inputs.visible)
+    quoted = (inputs.task.artifact_id, *chain.from_iterable(seen), inputs.subtask.artifact_id)
+    messages = _messages(pool.templates.worker, values)
+    if inputs.sent_back:
+        manifest["sent_back"] = [
+            {"answer": str(one.answer_id), "comment": str(one.comment_id)} for one in inputs.sent_back
+        ]
+        quoted += tuple(chain.from_iterable((one.answer_id, one.comment_id) for one in inputs.sent_back))
+        # Behind the user's own template, which need not know of reviews.
+        blocks = [messages[-1].content, *(_sent_back_block(one, nonce) for one in inputs.sent_back), SENT_BACK_NOTE]
+        messages = (*messages[:-1], Message(messages[-1].role, "\n\n".join(blocks)))
+    return _prompt(messages, manifest, quoted)
 
 
 def render_plan_request(pool: Pool, inputs: PlanInputs, nonce: str) -> Prompt:
@@ -120,13 +142,18 @@ def render_plan_request(pool: Pool, inputs: PlanInputs, nonce: str) -> Prompt:
         "task": str(inputs.task.artifact_id),
         "repairs": [str(failed.plan_text.artifact_id) for failed in inputs.failed[-1:]],
         "depth": inputs.depth,
+        "parameters": _parameters(pool.conductor),
     }
+    quoted = [inputs.task.artifact_id]
     if inputs.previous is not None:
         manifest["previous"] = {
             "plan": str(inputs.previous.plan.artifact_id),
             "answer": str(inputs.previous.answer.artifact_id),
         }
-    return _prompt(messages, manifest)
+        quoted += [inputs.previous.plan.artifact_id, inputs.previous.answer.artifact_id]
+    for failed in inputs.failed[-1:]:
+        quoted += [failed.plan_text.artifact_id, failed.remarks.artifact_id]
+    return _prompt(messages, manifest, quoted)
 
 
 def usable_workers(pool: Pool, depth: int) -> list[int]:
@@ -148,6 +175,13 @@ def _step_block(step: VisibleStep, nonce: str) -> str:
     )
 
 
+def _sent_back_block(one: SentBack, nonce: str) -> str:
+    return (
+        f"<earlier-answer-{nonce}>\n{make_inert(one.answer)}\n</earlier-answer-{nonce}>\n"
+        f"<reviewer-comment-{nonce}>\n{make_inert(one.comment)}\n</reviewer-comment-{nonce}>"
+    )
+
+
 def _errors(failed: FailedPlanning) -> str:
     lines = []
     for error in json.loads(failed.remarks.text)["errors"]:
@@ -162,8 +196,13 @@ def _messages(template: str, values: dict[str, str]) -> tuple[Message, ...]:
     return tuple(Message(section.role, fill(section.text, values).strip()) for section in sections(template))
 
 
-def _prompt(messages: Sequence[Message], manifest: dict[str, Any]) -> Prompt:
+def _parameters(model: Worker) -> dict[str, Any] | None:
+    """What is sent beside the messages; a step of the Conductor sends nothing itself."""
+    return request_parameters(model) if model.kind == "model" else None
+
+
+def _prompt(messages: Sequence[Message], manifest: dict[str, Any], quoted: Sequence[UUID]) -> Prompt:
     shown = [{"content": message.content, "role": message.role} for message in messages]
     # RFC 8785 as well: with these keys and texts only, the standard library writes the same bytes, 50 times as fast.
     rendered = json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode()
-    return Prompt(tuple(messages), rfc8785.dumps(manifest), rendered)
+    return Prompt(tuple(messages), rfc8785.dumps(manifest), rendered, tuple(quoted))

@@ -14,14 +14,25 @@ from activities.calling import LARGE_CHARS, CallEnd, CallPlan, make_call, not_ca
 from activities.context import ActivityContext
 from activities.guard import guarded
 from activities.prompts import Prompt, input_chars, new_nonce, render_step
+from activities.review_gates import ask_about_output, gates_of, reviewed
 from activities.secrets_gate import raise_if_waiting, secret_missing
 from activities.specs import step_specs
 from activities.transactions import record, to_its_end
 from engine.contracts import StepReceipt, StepRequest, StepSpec, attempt_id, pool_queue
 from engine.ledger.commitment import PROMPT_DOMAIN, commitment
 from engine.store.artifacts import JSON, ArtifactDraft
-from engine.store.attempts import FailurePolicy, Fence, Opening, Place, Ruling, Substitute, open_attempt
+from engine.store.attempts import (
+    FailurePolicy,
+    Fence,
+    Opening,
+    Place,
+    ReviewSight,
+    Ruling,
+    Substitute,
+    open_attempt,
+)
 from engine.store.closing import Closing, close_step_attempt
+from engine.store.gates import REVIEW
 from engine.store.ids import artifact_id
 from engine.store.inputs import PlanInputs, StepInputs, read_step_inputs, read_steps
 from worker_pools.pool import Pool, Worker
@@ -54,7 +65,17 @@ class StepActivities:
         policy = failure_policy(pool, worker, inputs.planned_worker)
         prompt = await rendered(inputs, lambda: render_step(pool, inputs, new_nonce()))
         opening = replace(make_opening(context, place, fence, worker, prompt), on_failure=policy)
-        ruling, cancelled = await to_its_end(open_attempt(context.database, opening))
+        gates = await gates_of(context, pool, inputs.tenant_id)
+        ruling, cancelled = await to_its_end(
+            reviewed(
+                context.database,
+                place.run_id,
+                gates,
+                lambda sight: open_attempt(context.database, replace(opening, review=sight)),
+                sent_back=inputs.sent_back_count,
+                ends_run=request.ends_run,
+            )
+        )
         raise_if_waiting(ruling)
         # Now it is durable that a call may happen; a crash from here on leaves an attempt that counts as unknown.
         if ruling.verdict == "call":
@@ -69,11 +90,14 @@ class StepActivities:
                 attempts_max=worker.attempts_max,
                 ends_run=request.ends_run,
                 on_failure=policy,
+                review=ReviewSight(gates) if gates else None,
             )
             # What a call cost is recorded also while the activity is being cancelled.
             ruling = await record(lambda: close_step_attempt(context.database, closing))
             # Now it is durable that this step has this output; a crash from here on repeats nothing.
             raise_if_unfinished(ruling, end)
+            if ruling.code == REVIEW:
+                await ask_about_output(context.database, place, gates)
         if ruling.verdict == "moved":
             return StepReceipt("moved", ruling.code, step=await step_spec(context, place, pool))
         return step_receipt(ruling)
@@ -136,6 +160,7 @@ def make_opening(context: ActivityContext, place: Place, fence: Fence, worker: W
         secret_missing=secret_missing(context, worker),
         reserve_usd=worst_case_usd(worker.price, len(prompt.rendered), worker.output_tokens_max),
         reserve_tokens=worst_case_tokens(len(prompt.rendered), worker.output_tokens_max),
+        shown=prompt.shown,
     )
 
 

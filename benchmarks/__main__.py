@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.command import help_time
 from benchmarks.execution import dag, step_overhead, throughput
+from benchmarks.ledger import appends, ledger_step
 from benchmarks.load import load
 from benchmarks.recovery import recovery
 from benchmarks.results import Figure
@@ -24,6 +25,8 @@ BENCHMARKS: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "dag": dag,
     "throughput": throughput,
     "storage": storage,
+    "appends": appends,
+    "ledger-step": ledger_step,
     "recovery": recovery,
     "load": load,
 }

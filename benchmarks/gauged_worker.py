@@ -1,4 +1,4 @@
-"""A worker process that also says how it is: `python -m benchmarks.gauged_worker DATABASE_URL TEMPORAL_ADDRESS`.
+"""A worker process that also says how it is: `python -m benchmarks.gauged_worker DATABASE_URL TEMPORAL_ADDRESS KEYS`.
 
 Prints ``ready``, then a line of JSON a second: the longest that its event loop has stood still since it was ready, the
 longest that it was busy meanwhile (on a machine with other work the rest is waiting for a processor), and the most
@@ -30,13 +30,15 @@ class GaugedWorker:
 
     database_url: str
     temporal_address: str
+    key_store: str
     gauges: dict[str, float] = field(default_factory=dict)
     _process: asyncio.subprocess.Process | None = None
     _reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Returns when the worker polls."""
-        command = (sys.executable, "-m", "benchmarks.gauged_worker", self.database_url, self.temporal_address)
+        places = (self.database_url, self.temporal_address, self.key_store)
+        command = (sys.executable, "-m", "benchmarks.gauged_worker", *places)
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
         assert self._process.stdout is not None
@@ -82,8 +84,9 @@ async def _gauge() -> None:
             print(json.dumps(gauges), flush=True)
 
 
-async def _main(database_url: str, address: str) -> None:
-    options = WorkerOptions(database_url, TemporalSettings(address), queues=("bench",), grace_s=1.0)
+async def _main(database_url: str, address: str, key_store: str) -> None:
+    temporal = TemporalSettings(address)
+    options = WorkerOptions(database_url, temporal, queues=("bench",), grace_s=1.0, key_store=key_store)
     process = WorkerProcess(options, SecretStore({}))
     await process.start()
     loop = asyncio.get_running_loop()
@@ -97,6 +100,6 @@ async def _main(database_url: str, address: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], sys.argv[2]))
+    asyncio.run(_main(*sys.argv[1:4]))
     # A process that used Temporal's SDK may abort while the interpreter shuts down, so it does not.
     os._exit(0)

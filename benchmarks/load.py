@@ -23,7 +23,7 @@ async def load() -> list[Figure]:
     async with services() as running:
         users = await submitter(running)
         await users.submit(RUNS, f"sleep-{CALL_S * 1000}ms", [[]])
-        worker = GaugedWorker(running.postgres.url, running.temporal.address)
+        worker = GaugedWorker(running.postgres.url, running.temporal.address, running.key_store)
         await worker.start()
         began_at = time.perf_counter()
         await until(lambda: _reached(running), timeout_s=WAIT_S)

@@ -31,7 +31,7 @@ async def recovery() -> list[Figure]:
     figures = []
     async with services() as running:
         users = await submitter(running)
-        worker = GaugedWorker(running.postgres.url, running.temporal.address)
+        worker = GaugedWorker(running.postgres.url, running.temporal.address, running.key_store)
         await worker.start()
 
         async def restart_worker() -> None:

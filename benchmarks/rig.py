@@ -95,6 +95,11 @@ class Services:
     provider: Provider
     folder: Path
 
+    @property
+    def key_store(self) -> str:
+        """Where the keys of texts are: texts are sealed, as users get it."""
+        return (self.folder / "keys").as_uri()
+
 
 @contextlib.asynccontextmanager
 async def services() -> AsyncIterator[Services]:
@@ -106,7 +111,7 @@ async def services() -> AsyncIterator[Services]:
         postgres, temporal = PostgresServer(home), TemporalServer(home)
         await asyncio.gather(postgres.start(), temporal.start())
         try:
-            await asyncio.to_thread(upgrade_schema, postgres.url)
+            await asyncio.to_thread(upgrade_schema, postgres.migration_url)
             yield Services(postgres, temporal, provider, Path(name))
         finally:
             await asyncio.gather(temporal.stop(), postgres.stop())
@@ -121,7 +126,11 @@ async def rig(model: str) -> AsyncIterator[Rig]:
     async with services() as running:
         pool = make_pool(running.folder, running.provider.base_url, model)
         options = WorkerOptions(
-            running.postgres.url, TemporalSettings(running.temporal.address), queues=("bench",), grace_s=1.0
+            running.postgres.url,
+            TemporalSettings(running.temporal.address),
+            queues=("bench",),
+            grace_s=1.0,
+            key_store=running.key_store,
         )
         process = WorkerProcess(options, SecretStore({}))
         await process.start()

@@ -12,6 +12,7 @@ from temporalio.client import Client
 
 from benchmarks.rig import Services, make_pool
 from engine.errors import UnavailableError
+from engine.keystore import open_keyring
 from engine.service import Submission, submit
 from engine.settings import TemporalSettings
 from engine.store.database import Database
@@ -61,4 +62,4 @@ class Submitter:
 async def submitter(services: Services) -> Submitter:
     """Connects; the caller closes ``database``."""
     client = await connect_temporal(TemporalSettings(services.temporal.address))
-    return Submitter(services, Database(services.postgres.url), client)
+    return Submitter(services, Database(services.postgres.url, keys=open_keyring(services.key_store)), client)

@@ -17,6 +17,8 @@ TASK_BYTES_MAX = 4 * 1024 * 1024
 KEEPER_IDLE_S = 60.0
 # Podium is run from a checkout; an index may hold something else of this name.
 INSTALL_EXTRAS = "pip install -c constraints.txt -e '.[local,litellm]'"
+# In the home of the embedded servers.
+AUDIT_FOLDER = "audit"
 # Asks for the trace of an internal error; read when one is reported, whatever became of the settings by then.
 DEBUG_VARIABLE = "PODIUM_DEBUG"
 _URL_HINT = "write it as postgresql://user:password@host:5432/database"
@@ -67,11 +69,34 @@ class Settings:
     keeper_idle_s: float
     # The port of the embedded Temporal; None takes a free one.
     temporal_port: int | None
+    # Where the keys of stored texts are; None is the home's own folder, which servers of one's own do not have.
+    key_store: str | None = None
+    # Days after its end that a run keeps its texts, where its pool says nothing; None is for ever.
+    retention_days: int | None = None
+    # What `podium db upgrade` connects as, where it is another role than the application's.
+    migration_url: str | None = None
+    # Where the signer keeps its key and its memory; None is nowhere, so nothing here signs.
+    audit_dir: Path | None = None
+    # Where checkpoints are put for somebody to take them away, and the time-stamp service that they are sent to.
+    anchor_dir: Path | None = None
+    tsa_url: str | None = None
 
     @property
     def embedded(self) -> bool:
         """Whether servers, model and worker are those of the keeper of one home."""
         return self.database_url is None
+
+    def key_store_url(self) -> str:
+        """The key store's URL, or ``none``; raises InputError where servers of one's own have no setting for it."""
+        if self.key_store is not None:
+            return self.key_store
+        if not self.embedded:
+            raise InputError(
+                "key-store-missing",
+                "PODIUM_KEY_STORE is not set: texts are sealed with keys that are kept outside of the database",
+                hint="file:///a/folder that workers and commands share, none of the database's backups in it; or none",
+            )
+        return (self.home / "keys").as_uri()
 
     def __repr__(self) -> str:
         """Leaves the database URL out: it may carry a password."""
@@ -90,25 +115,32 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
             f"{missing} is not set, but its partner is",
             hint="set both to use your own servers, or neither to use the embedded ones",
         )
+    home = Path(env.get("PODIUM_HOME") or ".podium").absolute()
     return Settings(
-        database_url=None if database_url is None else _with_driver(database_url),
+        database_url=None if database_url is None else _with_driver(database_url, "PODIUM_DATABASE_URL"),
         temporal=None if address is None else _temporal(env, address),
-        home=Path(env.get("PODIUM_HOME") or ".podium").absolute(),
+        home=home,
         actor_id=_actor(env, "PODIUM_ACTOR") or f"uid-{os.getuid()}",
         on_behalf_of=_actor(env, "PODIUM_ON_BEHALF_OF"),
         keeper_idle_s=_seconds(env, "PODIUM_KEEPER_IDLE_S", KEEPER_IDLE_S),
         temporal_port=_port(env, "PODIUM_TEMPORAL_PORT"),
+        key_store=env.get("PODIUM_KEY_STORE") or None,
+        retention_days=_days(env, "PODIUM_RETENTION_DAYS"),
+        migration_url=_migration_url(env, embedded=database_url is None),
+        audit_dir=_folder(env, "PODIUM_AUDIT_DIR") or (home / AUDIT_FOLDER if database_url is None else None),
+        anchor_dir=_folder(env, "PODIUM_ANCHOR_DIR"),
+        tsa_url=_web_address(env, "PODIUM_TSA_URL"),
     )
 
 
-def _with_driver(url: str) -> str:
+def _with_driver(url: str, name: str) -> str:
     """Accepts the URL forms that people have at hand and names the one driver that we use."""
     try:
         readable = urlsplit(url).port != 0
     except ValueError:
         readable = False
     if not readable:
-        raise InputError("database-url-invalid", "PODIUM_DATABASE_URL has no port that can be read", hint=_URL_HINT)
+        raise InputError("database-url-invalid", f"{name} has no port that can be read", hint=_URL_HINT)
     for prefix in ("postgres://", "postgresql://"):
         if url.startswith(prefix):
             return "postgresql+psycopg://" + url.removeprefix(prefix)
@@ -116,9 +148,34 @@ def _with_driver(url: str) -> str:
         return url
     raise InputError(
         "database-url-invalid",
-        "PODIUM_DATABASE_URL is not a PostgreSQL URL",
+        f"{name} is not a PostgreSQL URL",
         hint=_URL_HINT,
     )
+
+
+def _migration_url(env: Mapping[str, str], *, embedded: bool) -> str | None:
+    value = env.get("PODIUM_MIGRATION_URL") or None
+    if value is None:
+        return None
+    if embedded:
+        raise InputError(
+            "settings-incomplete",
+            "PODIUM_MIGRATION_URL is set, but PODIUM_DATABASE_URL is not",
+            hint="set both for a server of your own; the embedded one upgrades itself",
+        )
+    return _with_driver(value, "PODIUM_MIGRATION_URL")
+
+
+def _folder(env: Mapping[str, str], name: str) -> Path | None:
+    value = env.get(name)
+    return Path(value).expanduser().absolute() if value else None
+
+
+def _web_address(env: Mapping[str, str], name: str) -> str | None:
+    value = env.get(name) or None
+    if value is not None and not value.startswith(("http://", "https://")):
+        raise InputError("setting-invalid", f"{name} is not an address of the form https://host/path")
+    return value
 
 
 def _temporal(env: Mapping[str, str], address: str) -> TemporalSettings:
@@ -196,6 +253,15 @@ def _seconds(env: Mapping[str, str], name: str, default_s: float) -> float:
     if not 0 <= seconds <= 86_400:  # noqa: PLR2004  # a day
         raise InputError("setting-invalid", f"{name} must be a number of seconds from 0 to 86400") from None
     return seconds
+
+
+def _days(env: Mapping[str, str], name: str) -> int | None:
+    value = env.get(name)
+    if not value:
+        return None
+    if not (value.isdigit() and len(value) <= 5 and 1 <= int(value) <= 36_500):  # noqa: PLR2004  # a century
+        raise InputError("setting-invalid", f"{name} must be a number of days from 1 to 36500")
+    return int(value)
 
 
 def _port(env: Mapping[str, str], name: str) -> int | None:

@@ -13,7 +13,7 @@ import pytest
 from engine.store.database import Database
 from engine.store.schema import upgrade_schema
 from tests.support.provider import Provider
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, migrator_url
 
 _KEY_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET")
 
@@ -36,8 +36,9 @@ def servers() -> Iterator[TestServers]:
 
 @pytest.fixture(scope="session")
 def template_database(servers: TestServers) -> str:
-    url = servers.new_database()
-    upgrade_schema(url)
+    """With the roles of the embedded default: what the application may not do there, no test can do by mistake."""
+    url = servers.new_database(roles=True)
+    upgrade_schema(migrator_url(url))
     return url
 
 

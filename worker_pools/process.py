@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import gc
 import logging
+import time
 from collections.abc import Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import select
 from temporalio.client import Client
@@ -29,22 +31,28 @@ from activities.context import ActivityContext, LocalEndpoint
 from activities.executions import reconcile
 from activities.planning import PlanActivities
 from activities.progress import ProgressBoard
+from activities.sequencing import keep_log
 from activities.steps import StepActivities
 from activities.succession import fail_orphans, release_begun
 from engine import contracts
 from engine.errors import PodiumError, UnavailableError
+from engine.keystore import PLAIN, open_keyring
 from engine.settings import TemporalSettings, WorkerBuild
+from engine.signing import AuditSettings, log_keeper
 from engine.store.cluster import remember_cluster
 from engine.store.database import Database
+from engine.store.erasure_journal import ready
 from engine.store.processes import ProcessIdentity, end_process, register_process, this_process
+from engine.store.retention import forget_orphans, sweep
 from engine.store.states import RUN_LIVE
-from engine.store.tables import Run
+from engine.store.tables import DEFAULT_TENANT, Run
 from engine.temporal_client import cluster_id, connect_temporal
 from engine.workflow import RunWorkflow
 from worker_pools.local_model import LocalModelServer
 from worker_pools.secrets import SecretStore
 
 RECONCILE_INTERVAL_S = 30.0
+RETENTION_INTERVAL_S = 3600.0
 QUEUE_WATCH_INTERVAL_S = 1.0
 CALLS_MAX = 1000
 GRACE_S = 10.0
@@ -75,6 +83,12 @@ class WorkerOptions:
     database_connections: int = 10
     grace_s: float = GRACE_S
     model_log: Path | None = None
+    # Where the keys of stored texts are; see `engine.keystore`.
+    key_store: str = PLAIN
+    # Where a run's pool says nothing, see `engine.store.retention`.
+    retention_days: int | None = None
+    # Where the log's checkpoints are signed and anchored, if this process does that.
+    audit: AuditSettings = field(default_factory=AuditSettings)
 
 
 @dataclass(slots=True)
@@ -110,7 +124,8 @@ class WorkerProcess:
         logging.getLogger("temporalio.activity").addFilter(_without_traceback)
         # The default is a few threads for each core. Slow look-ups of host names would fill them, and new calls wait.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS_MAX, "podium"))
-        self.database = Database(self.options.database_url, pool_size=self.options.database_connections)
+        keys = await asyncio.to_thread(open_keyring, self.options.key_store)
+        self.database = Database(self.options.database_url, pool_size=self.options.database_connections, keys=keys)
         self.client = await connect_temporal(self.options.temporal, identity=self.identity.id)
         await remember_cluster(
             self.database,
@@ -118,6 +133,8 @@ class WorkerProcess:
             self.options.temporal.namespace,
             adopt=self.options.adopt_cluster,
         )
+        # What was erased must not come back with a restored database: before anything is read or called.
+        await ready(self.database)
         self.context = ActivityContext(
             database=self.database,
             secrets=self.secrets,
@@ -138,6 +155,8 @@ class WorkerProcess:
             await self._follow_live_runs()
         self._keep(self.context.progress.run())
         self._keep(self._reconcile_forever())
+        self._keep(self._retain_forever())
+        self._keep(keep_log(log_keeper(self.database, self.options.audit)))
         if self.options.all_queues:
             self._keep(self._follow_forever())
 
@@ -209,6 +228,24 @@ class WorkerProcess:
             except Exception:  # noqa: BLE001  # logged with its trace
                 # The model calls of this process are worth more than one pass of the reconciler.
                 _log.exception("the reconciler failed; it tries again")
+            await asyncio.sleep(RECONCILE_INTERVAL_S)
+
+    async def _retain_forever(self) -> None:
+        """Finishes erasures that somebody has begun, and erases what has been kept long enough."""
+        sweep_at = 0.0
+        while True:
+            try:
+                await ready(self.database)
+                if self.database.keys is not None:
+                    self.database.keys.forget_expired()
+                if time.monotonic() >= sweep_at:
+                    await sweep(self.database, UUID(DEFAULT_TENANT), self.options.retention_days)
+                    await forget_orphans(self.database)
+                    sweep_at = time.monotonic() + RETENTION_INTERVAL_S
+            except PodiumError as error:
+                _log.warning("erasing has to wait: %s: %s", error.code, error.message)
+            except Exception:  # noqa: BLE001  # logged with its trace
+                _log.exception("the retention sweep failed; it tries again")
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def _follow_forever(self) -> None:

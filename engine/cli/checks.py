@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -20,6 +20,8 @@ from engine.keeper.home import free_bytes
 from engine.settings import INSTALL_EXTRAS
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from engine.cli.session import Session
     from engine.settings import Settings
     from worker_pools.pool import Pool
@@ -31,6 +33,10 @@ FREE_BYTES_MIN: Final = 512 * 1024 * 1024
 # Deadlines and lease times are the database's; more than this between the clocks confuses people who read logs.
 SKEW_MAX_S: Final = 5.0
 OTHERS: Final = 0o077
+# While entries are added, a checkpoint follows within seconds.
+SIGNED_AGE_MAX: Final = timedelta(minutes=10)
+# Of how many of the newest runs `doctor` looks for the keys.
+RUNS_LOOKED_AT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class Check:
     hint: str | None = None
 
 
-async def check_all(settings: Settings, pools: Sequence[Pool], *, adopt: bool) -> list[Check]:
+async def check_all(settings: Settings, pools: Sequence[Pool], *, adopt: bool, adopt_keys: bool = False) -> list[Check]:
     """All checks in the order in which one depends on the other."""
     found = [_python(), *_packages(settings)]
     if settings.embedded:
@@ -54,7 +60,7 @@ async def check_all(settings: Settings, pools: Sequence[Pool], *, adopt: bool) -
         return found
     if settings.embedded and any(check.status == "fail" for check in found):
         return found
-    return found + await _services(settings, adopt=adopt)
+    return found + await _services(settings, adopt=adopt, adopt_keys=adopt_keys)
 
 
 def _python() -> Check:
@@ -131,7 +137,7 @@ def _local_model() -> Check:
     return Check("local model", "ok", f"{path.name}, {path.stat().st_size // 2**20} MB")
 
 
-async def _services(settings: Settings, *, adopt: bool) -> list[Check]:
+async def _services(settings: Settings, *, adopt: bool, adopt_keys: bool) -> list[Check]:
     from engine.cli.session import open_session
     from engine.keeper.client import Needs
 
@@ -143,7 +149,9 @@ async def _services(settings: Settings, *, adopt: bool) -> list[Check]:
     else:
         found.append(await _keeper(settings))
     with _reporting(found, "servers"):
-        async with open_session(settings, Needs()) as session:
+        async with open_session(settings, Needs(), checks_keys=False) as session:
+            with _reporting(found, "key store"):
+                found.append(await _keys(session, adopt=adopt_keys))
             with _reporting(found, "database"):
                 found += await _database(session)
             with _reporting(found, "temporal"):
@@ -192,6 +200,7 @@ async def _database(session: Session) -> list[Check]:
     from sqlalchemy import text
 
     async with session.database.read() as connection:
+        append_only = await _append_only(connection)
         before = datetime.now(UTC)
         row = (await connection.execute(text("SELECT clock_timestamp(), current_setting('server_version')"))).one()
         middle = before + (datetime.now(UTC) - before) / 2
@@ -200,11 +209,71 @@ async def _database(session: Session) -> list[Check]:
     found = [Check("database", "ok", f"PostgreSQL {row[1]}{pooled}")]
     if session.services.embedded:
         found.append(await asyncio.to_thread(_schema, session.services.database_url))
+    found.append(append_only)
+    found += await _log(session)
     if skew_s > SKEW_MAX_S:
         found.append(Check("clock", "warn", f"{skew_s:.1f} s from the database's", "let both follow a time server"))
     else:
         found.append(Check("clock", "ok", f"{skew_s:.1f} s from the database's"))
     return found
+
+
+async def _keys(session: Session, *, adopt: bool) -> Check:
+    """Whether the key store is the one of this database, and has the keys of the newest sealed runs."""
+    from engine.store.erasure_journal import keyless_runs, ready
+
+    database = session.database
+    await ready(database, adopt=adopt, actor_id=session.settings.actor_id)
+    keyless = await keyless_runs(database, RUNS_LOOKED_AT)
+    if database.keys is None:
+        if keyless:
+            text = f"none is set, and texts of {len(keyless)} runs are sealed, {keyless[0]} for one"
+            return Check("key store", "fail", text, "set PODIUM_KEY_STORE to the one that they were sealed with")
+        return Check("key store", "warn", "none: texts are kept in the clear", "PODIUM_KEY_STORE=file:///a/folder")
+    place = database.keys.store.place
+    if keyless:
+        text = f"{place} lacks the keys of {len(keyless)} of the newest runs, {keyless[0]} for one"
+        return Check("key store", "fail", text, "restore the key store from its own backup; no text is lost before")
+    adopted = ", adopted" if adopt else ", the one of this database"
+    return Check("key store", "ok", f"{place}{adopted}")
+
+
+async def _append_only(connection: AsyncConnection) -> Check:
+    """Whether the role that everything connects as could change the ledger."""
+    from engine.store.roles import may_change_ledger
+
+    role = await may_change_ledger(connection)
+    if role is None:
+        return Check("append-only", "ok", "this role can only add to the ledger")
+    return Check(
+        "append-only",
+        "warn",
+        f"the role {role} could change the ledger; only checkpoints kept elsewhere would show it",
+        "`podium db roles` prints what an administrator runs once",
+    )
+
+
+async def _log(session: Session) -> list[Check]:
+    """Whether the log is signed, and how far."""
+    from engine.service import TENANT
+    from engine.store import log
+
+    async def look(connection: Any) -> tuple[int, Any]:
+        return await log.log_size(connection, TENANT), await log.latest_checkpoint(connection, TENANT)
+
+    size, latest = await session.database.write(look)
+    if latest is not None:
+        text = f"{size:,} entries, {latest.size:,} under the checkpoint of {latest.signed_at:%Y-%m-%d %H:%M} UTC"
+        old = size > latest.size and datetime.now(UTC) - latest.signed_at > SIGNED_AGE_MAX
+        if not old:
+            return [Check("log", "ok", text)]
+        return [Check("log", "warn", text, "`podium audit checkpoint` says why no newer one is signed")]
+    if size == 0:
+        return [Check("log", "ok", "no entries yet")]
+    if session.settings.audit_dir is None:
+        hint = "set PODIUM_AUDIT_DIR for the worker that shall sign it, to a folder outside of the database's backups"
+        return [Check("log", "warn", f"{size:,} entries, and no checkpoint was ever signed", hint)]
+    return [Check("log", "ok", f"{size:,} entries, no checkpoint yet")]
 
 
 async def _temporal(session: Session, *, adopt: bool) -> Check:

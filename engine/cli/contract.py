@@ -70,6 +70,7 @@ def run_object(run: RunSnapshot, remarks: Sequence[Json] = ()) -> Json:
     Costs and tokens are with all runs below it. `remarks` are notes on what is not on record.
     """
     from engine.cli.diagnosis import answer_notes
+    from engine.cli.review_render import review_object
     from engine.cli.tree import below_object, parent_object, rounds_object, totals_object
 
     return versioned(
@@ -80,6 +81,7 @@ def run_object(run: RunSnapshot, remarks: Sequence[Json] = ()) -> Json:
             "execution": run.execution,
             "round": run.round,
             "answer": run.answer,
+            "erased": sorted(run.erased),
             "plan_digest": plan_digest_of(run),
             "planning": [{**_attempt(attempt), "round": attempt.round} for attempt in run.planning],
             "rounds": rounds_object(run),
@@ -92,6 +94,7 @@ def run_object(run: RunSnapshot, remarks: Sequence[Json] = ()) -> Json:
             "parent": parent_object(run.parent),
             "children": [str(child) for child in run.children],
             "descendants": below_object(run),
+            "reviews": [review_object(review) for review in run.reviews],
             "forked_from": None if run.source_run_id is None else str(run.source_run_id),
             "notes": [
                 {key: note.get(key) for key in ("code", "field", "position", "text")}
@@ -152,6 +155,7 @@ def _step(step: StepSnapshot) -> Json:
         "waiting_since": time_text(step.waiting_since),
         "access": sorted(step.access),
         "output": step.output,
+        "erased": step.output_erased,
         "attempts": [_attempt(attempt) for attempt in step.attempts],
     }
 

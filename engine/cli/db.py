@@ -35,7 +35,7 @@ def upgrade(as_json: bool) -> int:
     report = (
         run_async(_upgrade_embedded(settings))
         if settings.database_url is None
-        else upgrade_schema(settings.database_url)
+        else upgrade_schema(settings.migration_url or settings.database_url)
     )
     revision = scripts().get_current_head()
     if as_json:
@@ -68,13 +68,43 @@ def downgrade(revision: str, as_json: bool) -> int:
             "the embedded servers are upgraded by the keeper and do not go back",
             hint="to try a version, use a copy of the home (PODIUM_HOME) while nothing runs",
         )
-    report = downgrade_schema(settings.database_url, revision)
+    report = downgrade_schema(settings.migration_url or settings.database_url, revision)
     if as_json:
         terminal.out_json(versioned({"reverted": report.reverted, "revision": revision}))
     elif report.reverted:
         terminal.out(f"took back {', '.join(report.reverted)}; the schema is now {revision}")
     else:
         terminal.out(f"nothing to do; the schema is {revision}")
+    return ExitCode.OK
+
+
+@db.command(short_help="Print the SQL that makes append-only real on a server of your own.")
+@click.option(
+    "--application", metavar="ROLE", help="The role that workers connect as (the one in PODIUM_DATABASE_URL)."
+)
+def roles(application: str | None) -> int:
+    """Print the SQL that an administrator runs once, so that the application's role can only add to the ledger.
+
+    The embedded servers have these roles already. With one role for everything Podium works too, but then that role
+    owns the ledger and could change it.
+    """
+    from urllib.parse import unquote, urlsplit
+
+    from engine.settings import load_settings
+    from engine.store.roles import administrator_script
+
+    url = load_settings().database_url
+    name = application or (unquote(urlsplit(url).username or "") if url else "")
+    if not name:
+        raise InputError("role-missing", "which role do workers connect as?", hint="podium db roles --application ROLE")
+    try:
+        terminal.out(administrator_script(name).rstrip("\n"))
+    except ValueError:
+        raise InputError(
+            "role-invalid",
+            f"{name!r} cannot be the application's role",
+            hint="a plain name of its own, and none of the roles of Podium",
+        ) from None
     return ExitCode.OK
 
 

@@ -22,8 +22,9 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.command()
 @click.option("--pool", "pool_names", multiple=True, metavar="NAME|FILE", help="Check this pool's keys; repeatable.")
 @click.option("--adopt-temporal", is_flag=True, help="Accept the Temporal cluster in use when the old one is gone.")
+@click.option("--adopt-keys", is_flag=True, help="Accept the key store in use when the old one is gone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON object.")
-def doctor(pool_names: tuple[str, ...], adopt_temporal: bool, as_json: bool) -> int:
+def doctor(pool_names: tuple[str, ...], adopt_temporal: bool, adopt_keys: bool, as_json: bool) -> int:
     """Check the installation, the home, the servers and the keys. Ends with 5 if a check fails."""
     from engine.cli.session import run_async
     from engine.settings import load_settings
@@ -39,7 +40,7 @@ def doctor(pool_names: tuple[str, ...], adopt_temporal: bool, as_json: bool) -> 
         )
     from engine.cli.checks import check_all
 
-    checks = run_async(check_all(settings, pools, adopt=adopt_temporal))
+    checks = run_async(check_all(settings, pools, adopt=adopt_temporal, adopt_keys=adopt_keys))
     failed = any(check.status == "fail" for check in checks)
     if as_json:
         _print_json(checks, healthy=not failed)

@@ -54,6 +54,8 @@ async def escort(session: Session, run_id: UUID, *, as_json: bool, first_call: b
     `engine.cli.views.open_view`.
     """
     from engine.cli.follow import PATIENCE_S, follow, stays_on
+    from engine.cli.reads import note_read
+    from engine.cli.session import pinned_pool
     from engine.cli.views import open_view
     from engine.operations.pausing import paused_run
     from engine.service import find_run
@@ -69,6 +71,8 @@ async def escort(session: Session, run_id: UUID, *, as_json: bool, first_call: b
         )
     run = await find_run(session.database, str(run_id))
     paused = await paused_run(session.database, run_id) if run.reason == "paused" else None
+    if run.answer is not None:
+        await note_read(session, run, await pinned_pool(session.database, run.pool_digest), "watch")
     return Seen(progress.state, run, paused)
 
 

@@ -22,6 +22,7 @@ from engine.cli.render import duration
 from engine.cli.waits import hint_lines, key_hints, wait_lines
 from engine.errors import ExitCode, UnavailableError
 from engine.store.database import Database
+from engine.store.gates import REVIEW
 from engine.store.snapshots import RunSnapshot
 from engine.store.states import RUN_ENDED, RUN_LIVE
 from engine.store.trees import Descendant, who_waits
@@ -37,9 +38,9 @@ OUTAGE_S: Final = 15.0
 RETRY_PAUSE_S: Final = 0.5
 SPACE_POLL_S: Final = 1.0
 # Reasons to wait that end only when somebody does something.
-SOMEBODY: Final = frozenset({"secret-missing", PAUSED, OPERATOR, *BUDGET_REASONS})
+SOMEBODY: Final = frozenset({"secret-missing", PAUSED, OPERATOR, REVIEW, *BUDGET_REASONS})
 # These are answered by commands, from wherever; a missing key has to be handed over from here.
-ANSWERED_ELSEWHERE: Final = frozenset({OPERATOR, *BUDGET_REASONS})
+ANSWERED_ELSEWHERE: Final = frozenset({OPERATOR, REVIEW, *BUDGET_REASONS})
 # A budget that looks used up for a moment may have room again with the end of the call that is just being written.
 BUDGET_PATIENCE_S: Final = 2.0
 EXIT_CODES: Final[dict[str, ExitCode]] = {

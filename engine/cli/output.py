@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from engine.cli import terminal
 from engine.errors import ExitCode, InputError, RefusedError
+
+if TYPE_CHECKING:
+    from engine.settings import Settings
+    from engine.store.snapshots import RunSnapshot
 
 
 @click.command()
@@ -21,12 +27,12 @@ def output(run_reference: str, step: int | None, round_number: int | None, as_js
     A pipe or file gets the bytes as they are stored; on a terminal control characters are spelled out.
     """
     from engine.cli.session import run_async, settings_for_run
-    from engine.cli.show import fetch_run
 
     if round_number is not None and step is None:
         raise InputError("step-missing", "--round needs --step", hint="the answer of a run has no round of its own")
     settings = settings_for_run()
-    run = run_async(fetch_run(settings, run_reference))
+    run = run_async(_fetch(settings, run_reference, step, round_number))
+    found = None
     if step is None:
         what, text, state, place = "answer", run.answer, run.state, None
     else:
@@ -36,6 +42,8 @@ def output(run_reference: str, step: int | None, round_number: int | None, as_js
         if found is None:
             raise InputError("step-unknown", f"run {run.id} has no step {step}", hint=f"podium show {run.id}")
         what, text, state, place = f"output of step {step}", found.output, found.state, found.round
+    if text is None and (run.answer_erased if found is None else found.output_erased):
+        raise RefusedError("text-erased", f"the {what} was erased", hint=f"by whom and why: podium audit log {run.id}")
     if text is None:
         raise RefusedError("output-missing", f"there is no {what}: it is {state}", hint=f"podium show {run.id}")
     if as_json:
@@ -47,3 +55,20 @@ def output(run_reference: str, step: int | None, round_number: int | None, as_js
     else:
         terminal.out_bytes(text.encode())
     return ExitCode.OK
+
+
+async def _fetch(settings: Settings, reference: str, step: int | None, round_number: int | None) -> RunSnapshot:
+    """The run, once it is on record that its text is read, where its pool wants that."""
+    from engine.cli.reads import note_read
+    from engine.cli.session import open_session, pinned_pool
+    from engine.cli.tables import step_of
+    from engine.keeper.client import Needs
+    from engine.service import find_run
+
+    async with open_session(settings, Needs()) as session:
+        run = await find_run(session.database, reference)
+        found = None if step is None else step_of(run, step, round_number)
+        if (run.answer if step is None else found and found.output) is not None:
+            place = None if found is None else (found.round, found.position)
+            await note_read(session, run, await pinned_pool(session.database, run.pool_digest), "output", place)
+        return run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -11,8 +11,15 @@ from engine.cli import terminal
 from engine.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from worker_pools.pool import Pool
+    from worker_pools.pool import Pool, ReviewRule
     from worker_pools.pool_check import PoolFinding
+
+_GATE_WORDS: Final = {
+    "plan": "each plan",
+    "before": "each step before its call",
+    "after": "each output",
+    "answer": "the run's answer",
+}
 
 
 @click.group()
@@ -132,3 +139,24 @@ def _print_pool(found: Pool) -> None:
         width = max(width, 4 + sum(max(len(row[column]) for row in rows) for column in range(3)))
     header = ("", "name", "model", "price in/out per Mtok", "where", "queue", "what for")
     show(*aligned(header, rows, width))
+    for rule in found.policy.reviews:
+        terminal.out(f"review  {_rule_words(rule)}")
+
+
+def _rule_words(rule: ReviewRule) -> str:
+    """A rule for reviews in one line."""
+    words = _GATE_WORDS[rule.gate]
+    if rule.workers:
+        words += f" of {', '.join(rule.workers)}"
+    if rule.clearance:
+        words += f" with clearance {', '.join(rule.clearance)}"
+    if rule.sample_percent < 100:  # noqa: PLR2004  # all of them
+        words = f"{rule.sample_percent} % of: {words}"
+    words += f", {rule.approvals} approval{'' if rule.approvals == 1 else 's'}"
+    if rule.reviewers:
+        words += f" by {', '.join(rule.reviewers)}"
+    if not rule.four_eyes:
+        words += ", also by whose run it is"
+    if rule.expires_s is not None:
+        words += f", within {rule.expires_s} s, then {rule.on_expiry}"
+    return terminal.inert(words)

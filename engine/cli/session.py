@@ -97,9 +97,12 @@ class Session:
 
 @asynccontextmanager
 async def open_session(
-    settings: Settings, needs: Needs, *, on_status: Callable[[str], None] | None = None
+    settings: Settings, needs: Needs, *, on_status: Callable[[str], None] | None = None, checks_keys: bool = True
 ) -> AsyncIterator[Session]:
-    """Opens the servers that the settings name, or starts the embedded ones.
+    """Opens the servers that the settings name, or starts the embedded ones, and the key store.
+
+    Erasures that are not finished, or that a restored database forgot, are carried out first. Whoever wants to find out
+    what is wrong with the key store leaves that out.
 
     In the embedded mode the keeper also gets what this environment holds of the keys that live runs wait for: after
     a kill of everything any command brings the runs to their end. Raises what `open_services` does, and
@@ -107,15 +110,20 @@ async def open_session(
     """
     from engine.cli.outage import explained
     from engine.keeper.client import open_services
+    from engine.keystore import open_keyring
     from engine.store.database import Database
+    from engine.store.erasure_journal import ready
 
+    keys = open_keyring(settings.key_store_url())
     say = on_status or quiet_status()
     async with AsyncExitStack() as stack:
         services = await stack.enter_async_context(open_services(settings, needs, on_status=say))
-        database = Database(services.database_url, pool_size=CONNECTIONS_MAX)
+        database = Database(services.database_url, pool_size=CONNECTIONS_MAX, keys=keys)
         stack.push_async_callback(database.close)
         session = Session(settings, services, database, _stack=stack)
         try:
+            if checks_keys:
+                await ready(database)
             if services.embedded:
                 session.keys_given = bool(needs.secrets)
                 await session._serve_live_runs(needs.secrets, say)  # noqa: SLF001  # a part of opening it

@@ -34,21 +34,12 @@ def show(run_reference: str, as_json: bool) -> int:
     return ExitCode.OK
 
 
-async def fetch_run(settings: Settings, reference: str) -> RunSnapshot:
-    """Reads one run by id, prefix or `last`."""
-    from engine.cli.session import open_session
-    from engine.keeper.client import Needs
-    from engine.service import find_run
-
-    async with open_session(settings, Needs()) as session:
-        return await find_run(session.database, reference)
-
-
 async def _fetch(
     settings: Settings, reference: str
 ) -> tuple[RunSnapshot, Pool | None, list[dict[str, Any]], tuple[list[str], list[str]]]:
     """The run, its pool, what keeps it from going on though its state does not say so, and what it waits for."""
     from engine.cli.outage import shortage_words
+    from engine.cli.reads import note_read
     from engine.cli.session import open_session, pinned_pool
     from engine.keeper.client import Needs
     from engine.service import find_run
@@ -60,6 +51,7 @@ async def _fetch(
         words = [] if short is None else [(short.code, "; ".join(shortage_words(short, run.id)))]
         remarks = [{"code": code, "field": None, "position": None, "text": text} for code, text in words]
         pool = await pinned_pool(session.database, run.pool_digest)
+        await note_read(session, run, pool, "show")
         return run, pool, remarks, await _waits(session.database, run)
 
 

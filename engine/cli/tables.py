@@ -25,6 +25,7 @@ from engine.cli.render import (
     state_words,
     tokens,
 )
+from engine.cli.review_render import what_words
 from engine.cli.tree import blame_below, child_preview, place_words, round_words, tree_lines
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ def print_run(
         terminal.out(f"waits   {line}")
     for hint in hints:
         terminal.out(f"hint    {hint}")
-    terminal.out(f"task    {preview(run.task, 200)}")
+    terminal.out(f"task    {'(erased)' if run.task is None and 'task' in run.erased else preview(run.task, 200)}")
+    if run.erased:
+        terminal.out(f"erased  {', '.join(sorted(kind.replace('_', ' ') for kind in run.erased))}")
     digest = plan_digest_of(run)
     terminal.out(f"pool    {run.pool} ({run.pool_digest[:DIGEST_CHARS]})")
     if digest is not None:
@@ -115,11 +118,22 @@ def print_run(
     terminal.out(summary(run))
     _print_planning(run, pool)
     _print_failures(run, pool)
+    _print_reviews(run)
     for note in (*run.notes, *answer_notes(run)):
         terminal.out(note_line(note))
     if run.answer is not None:
         terminal.out()
         terminal.out(terminal.inert(run.answer))
+
+
+def _print_reviews(run: RunSnapshot) -> None:
+    for review in run.reviews:
+        took = duration(between(review.requested_at, review.closed_at or review.read_at))
+        back = ", sent back" if review.sent_back else ""
+        who = f" by {', '.join(review.decided_by)}" if review.decided_by else ""
+        have = f"{review.approved} of {counted(review.approvals, 'approval')}"
+        words = f"{review.state}{back}{who} with {have} after {took}"
+        terminal.out(f"review {review.id} of {what_words(review)}: {words}")
 
 
 def _print_rounds(run: RunSnapshot) -> None:

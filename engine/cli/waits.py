@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from engine.cli.diagnosis import model_of
 from engine.cli.render import between, duration, preview
+from engine.cli.review_render import need_words, what_words
 
 if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
+    from engine.store.review_views import ReviewLine
     from engine.store.snapshots import RunSnapshot, StepSnapshot
     from engine.store.watching import RunProgress, StepProgress
     from worker_pools.pool import Pool
@@ -24,6 +26,7 @@ PAUSED: Final = "paused"
 UNITS: Final = {"budget-usd": "usd", "budget-tokens": "tokens", "budget-calls": "calls"}
 _WHAT: Final = {
     "operator": "waits for an operator",
+    "review": "waits for a review",
     "budget-usd": "waits for the budget (dollars)",
     "budget-tokens": "waits for the budget (tokens)",
     "budget-calls": "waits for the budget (calls)",
@@ -35,8 +38,9 @@ STEPS_MAX: Final = 8
 
 
 def wait_lines(run: RunSnapshot | RunProgress) -> list[str]:
-    """A line for each step of the present round that waits: what for, and for how long."""
-    return [_line(step, run.read_at) for step in _waiting(run)[:STEPS_MAX]]
+    """A line for each step of the present round that waits, and for each open review: what for, and for how long."""
+    lines = [_line(step, run.read_at) for step in _waiting(run)[:STEPS_MAX]]
+    return lines + [_review_line(review) for review in _open(run)[:STEPS_MAX]]
 
 
 def hint_lines(run: RunSnapshot | RunProgress, paused: UUID | None = None) -> list[str]:
@@ -51,6 +55,7 @@ def hint_lines(run: RunSnapshot | RunProgress, paused: UUID | None = None) -> li
     last = max((step.position for step in run.steps if step.round == run.round), default=-1)
     answerable = [step.position for step in waiting if step.reason == OPERATOR][:STEPS_MAX]
     lines += [_answers(run.id, position, is_last=position == last) for position in answerable]
+    lines += [_reviews(review.id) for review in _open(run)[:STEPS_MAX]]
     reasons = {str(step.reason) for step in waiting} | ({str(run.reason)} if run.state == "waiting" else set())
     lines += [
         f"`podium budget {run.id}` shows what is used, `podium budget {run.id} --{unit} N` sets a new limit"
@@ -77,6 +82,23 @@ def _answers(run_id: UUID, position: int, *, is_last: bool) -> str:
     step = f"{run_id} --step {position}"
     skip = "" if is_last else f", `podium skip {step}`"
     return f"`podium retry {step} [--worker NAME]`{skip} or `podium abort {step}`"
+
+
+def _reviews(review_id: UUID) -> str:
+    return (
+        f"`podium review show {review_id}`, then `podium review approve {review_id}` or "
+        f"`podium review reject {review_id} --reason TEXT`"
+    )
+
+
+def _open(run: RunSnapshot | RunProgress) -> Sequence[ReviewLine]:
+    """The reviews that the run waits for."""
+    return [review for review in run.reviews if review.state == "open" and review.holds]
+
+
+def _review_line(review: ReviewLine) -> str:
+    since = duration(between(review.requested_at, review.read_at))
+    return f"review of {what_words(review)} has {need_words(review)}; open for {since}"
 
 
 def _waiting(run: RunSnapshot | RunProgress) -> Sequence[StepSnapshot | StepProgress]:

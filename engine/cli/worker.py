@@ -39,6 +39,7 @@ def worker(pool_names: tuple[str, ...], all_queues: bool) -> int:
             "a worker needs servers of your own; the embedded ones have theirs",
             hint="set PODIUM_DATABASE_URL and PODIUM_TEMPORAL_ADDRESS, or use `podium up`",
         )
+    settings.key_store_url()
     pools = [load_pool(name) for name in pool_names]
     for pool in pools:
         for finding in missing_keys(pool, os.environ):
@@ -49,6 +50,7 @@ def worker(pool_names: tuple[str, ...], all_queues: bool) -> int:
 
 
 async def _work(settings: Settings, queues: tuple[str, ...], *, all_queues: bool) -> None:
+    from engine.signing import AuditSettings
     from engine.store.schema import require_current_schema
     from worker_pools.process import WorkerOptions, WorkerProcess
     from worker_pools.secrets import SecretStore
@@ -58,7 +60,13 @@ async def _work(settings: Settings, queues: tuple[str, ...], *, all_queues: bool
     assert settings.temporal is not None
     await asyncio.to_thread(require_current_schema, settings.database_url)
     options = WorkerOptions(
-        database_url=settings.database_url, temporal=settings.temporal, queues=queues, all_queues=all_queues
+        database_url=settings.database_url,
+        temporal=settings.temporal,
+        queues=queues,
+        all_queues=all_queues,
+        key_store=settings.key_store_url(),
+        retention_days=settings.retention_days,
+        audit=AuditSettings.of(settings),
     )
     process = WorkerProcess(options, SecretStore())
     await process.start()

@@ -8,7 +8,8 @@ one is recognised by its name and done again.
 
     base/cluster/               mode 700; complete or absent
         ├── data/               PostgreSQL's own
-        └── password            of the role `podium`, mode 600; nothing else of the set-up is secret
+        ├── password            of the role `podium`, which the application uses, mode 600
+        └── migrator-password   of the role `podium_migrator`, mode 600; only the keeper uses it (`engine.store.roles`)
 """
 
 from __future__ import annotations
@@ -23,32 +24,35 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from engine.errors import PodiumError, UnavailableError
 from engine.keeper import account
 from engine.keeper.home import Home, disk_is_full, explain, explained, write_private
 from engine.keeper.process import NAMESPACE, SELF, Identity, Program, Stage, run_to_end, stop_leftovers
 from engine.settings import INSTALL_EXTRAS
+from engine.store.roles import GROUPS, OWNER, create_statements
 
 MAJOR_VERSION: Final = 18
 ROLE: Final = "podium"
 DATABASE: Final = "podium"
 # Owns the catalogue; has no password and may not log in, so that nobody can be superuser over the socket.
 SUPERUSER: Final = "podium_setup"
+# Written last of all: a cluster without it has no roles but `podium` yet, or was interrupted while it got them.
+MIGRATOR_PASSWORD: Final = "migrator-password"  # noqa: S105  # a file's name
 PROGRAM_NAMES: Final = frozenset({"postgres", "initdb"})
 SETUP_WAIT_S: Final = 120.0
 # One call for the whole file system instead of one for each of a thousand files: on a busy disk 0.05 s against 2 to 4.
 SYNC_METHOD: Final = "syncfs" if sys.platform == "linux" else None
 PROBE_WAIT_S: Final = 10.0
+# In single-user mode: the first error ends it, and no statement gets into a log.
+QUIET: Final = ("-c", "exit_on_error=on", "-c", "log_min_error_statement=panic")
 
 # The system's words for a full disk and for a quota.
 NO_SPACE: Final = ("No space left on device", "Disk quota exceeded")
 
 # First time to end by themselves (they may have seen their parent die), then an immediate shutdown, then SIGKILL.
 LEFTOVER_STAGES: Final = (Stage(None, 1.0), Stage(signal.SIGQUIT, 2.0))
-
-RoleAttribute = Literal["CREATEDB"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,10 @@ class Cluster:
         """The password of the role `podium`."""
         return (self.folder / "password").read_text(encoding="ascii").strip()
 
+    def migrator_password(self) -> str:
+        """The password of the role `podium_migrator`."""
+        return (self.folder / MIGRATOR_PASSWORD).read_text(encoding="ascii").strip()
+
 
 def find_programs() -> Path:
     """The `bin` folder of the wheel's PostgreSQL 18. Raises `UnavailableError` (`postgres-missing`)."""
@@ -90,13 +98,11 @@ def find_programs() -> Path:
     )
 
 
-async def open_cluster(
-    home: Home, *, namespaces: bool = True, role_attributes: Sequence[RoleAttribute] = ()
-) -> Cluster:
+async def open_cluster(home: Home, *, namespaces: bool = True, extra_setup: Sequence[str] = ()) -> Cluster:
     """Find the home's cluster, or make it; stop what an earlier keeper left running in it.
 
     Call it only while you hold the home's lock. `namespaces=False` is for machines that forbid them in a way that
-    cannot be noticed. `role_attributes` is for test servers only and counts at the first set-up. Raises
+    cannot be noticed. `extra_setup` is SQL for test servers only, one statement each, at the first set-up. Raises
     `UnavailableError`: `postgres-missing`, `postgres-setup-failed`, `postgres-version`, `postgres-not-as-root`,
     `disk-full`, `leftover-process`, or an error of `engine.keeper.account`.
     """
@@ -107,8 +113,10 @@ async def open_cluster(
         for unfinished in cluster.base.glob("cluster.new-*"):
             shutil.rmtree(unfinished)
         if not cluster.folder.exists():
-            await _create(cluster, role_attributes)
+            await _create(cluster, extra_setup)
         _check_version(cluster)
+        if not (cluster.folder / MIGRATOR_PASSWORD).exists():
+            await _separate_roles(cluster)
     return cluster
 
 
@@ -131,12 +139,12 @@ async def _choose(home: Home, programs: Path, *, namespaces: bool) -> Cluster:
     return Cluster(base=place.base, programs=place.programs, run_dir=place.run_dir, identity=place.identity)
 
 
-async def _create(cluster: Cluster, role_attributes: Sequence[RoleAttribute]) -> None:
+async def _create(cluster: Cluster, extra_setup: Sequence[str]) -> None:
     folder = cluster.base / f"cluster.new-{secrets.token_hex(8)}"
     try:
         folder.mkdir(mode=0o700)
         account.give(folder, cluster.identity)
-        await _set_up(cluster, folder, role_attributes)
+        await _set_up(cluster, folder, extra_setup)
         folder.rename(cluster.folder)
     except BaseException:
         # At once, not at the next start: a disk that this filled is not left full.
@@ -146,7 +154,7 @@ async def _create(cluster: Cluster, role_attributes: Sequence[RoleAttribute]) ->
     _sync(cluster.base)
 
 
-async def _set_up(cluster: Cluster, folder: Path, role_attributes: Sequence[RoleAttribute]) -> None:
+async def _set_up(cluster: Cluster, folder: Path, extra_setup: Sequence[str]) -> None:
     data = folder / "data"
 
     async def run(name: str, *arguments: str, text: str = "") -> None:
@@ -156,19 +164,45 @@ async def _set_up(cluster: Cluster, folder: Path, role_attributes: Sequence[Role
     # file, a thousand times; all of it is at the end.
     locale = ("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--encoding=UTF8")
     await run("initdb", "-D", str(data), "-U", SUPERUSER, "--auth=reject", "--no-instructions", "--no-sync", *locale)
-    password = secrets.token_urlsafe(32)
+    password, migrator_password = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
     statements = (
-        # The password goes through standard input, so no process list and no log shows it.
-        f"CREATE ROLE {ROLE} LOGIN {' '.join(role_attributes)} PASSWORD '{password}';",
-        f"CREATE DATABASE {DATABASE} OWNER {ROLE} STRATEGY FILE_COPY;",
+        # Passwords go through standard input, so no process list and no log shows them.
+        f"CREATE ROLE {ROLE} LOGIN PASSWORD '{password}';",
+        *create_statements(migrator_password),
+        f"GRANT {', '.join(GROUPS)} TO {ROLE};",
+        f"CREATE DATABASE {DATABASE} OWNER {OWNER} STRATEGY FILE_COPY;",
+        *extra_setup,
         f"ALTER ROLE {SUPERUSER} NOLOGIN PASSWORD NULL;",
     )
-    quiet = ("-c", "exit_on_error=on", "-c", "log_min_error_statement=panic", "-c", "fsync=off")
-    await run("postgres", "--single", "-D", str(data), *quiet, "postgres", text="\n".join(statements) + "\n")
+    single = ("--single", "-D", str(data), *QUIET, "-c", "fsync=off", "postgres")
+    await run("postgres", *single, text="\n".join(statements) + "\n")
     (data / "pg_hba.conf").write_text("local all all scram-sha-256\n", encoding="ascii")
     write_private(folder / "password", password + "\n")
+    write_private(folder / MIGRATOR_PASSWORD, migrator_password + "\n")
     await run("initdb", "-D", str(data), "--sync-only", *([f"--sync-method={SYNC_METHOD}"] if SYNC_METHOD else []))
     _sync(data, folder)
+
+
+async def _separate_roles(cluster: Cluster) -> None:
+    """Gives a cluster that an earlier version made its roles, and the owner role what `podium` owned until now.
+
+    Done with the server stopped, because nobody can be superuser over the socket. Whatever interrupts it, the next
+    start does it again: each statement finds what an earlier one did, and the password counts once its file is there.
+    """
+    # Nobody runs here, and PostgreSQL would believe a process id that is now a stranger's.
+    (cluster.data / "postmaster.pid").unlink(missing_ok=True)
+    password = secrets.token_urlsafe(32)
+    statements = (
+        *create_statements(password),
+        f"GRANT {', '.join(GROUPS)} TO {ROLE};",
+        # Also the database itself.
+        f"REASSIGN OWNED BY {ROLE} TO {OWNER};",
+    )
+    arguments = ("--single", "-D", str(cluster.data), *QUIET, DATABASE)
+    program = Program(cluster.programs / "postgres", arguments, cluster.folder, cluster.identity)
+    await _run(program, text="\n".join(statements) + "\n")
+    write_private(cluster.folder / MIGRATOR_PASSWORD, password + "\n")
+    # Now the application's role owns nothing any more.
 
 
 async def _run(program: Program, *, text: str = "") -> None:

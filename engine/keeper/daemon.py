@@ -130,6 +130,9 @@ class Keeper:
             # The file of this home's Temporal is ours: if it is new, the old cluster is gone for good.
             adopt_cluster=self._servers.temporal.was_new_file,
             model_log=self._home.logs_dir / "model.log",
+            key_store=self._settings.key_store_url(),
+            retention_days=self._settings.retention_days,
+            audit=importlib.import_module("engine.signing").AuditSettings.of(self._settings),
         )
         # Secrets come from clients, never from the environment of whichever command happened to be the first.
         self._worker = process.WorkerProcess(options, secrets.SecretStore({}))

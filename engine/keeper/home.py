@@ -5,6 +5,8 @@ home/               mode 700, ours
 ├── lock            held by the keeper (flock), holds its process id
 ├── run/            sockets; elsewhere when the path is too long for a socket (`run-path` says where)
 ├── postgres/  temporal/  logs/
+├── audit/          key and memory of the signer, anchors (see `engine.signing`)
+├── keys/           of stored texts; a backup of postgres/ must not hold it (see `engine.keystore`)
 """
 
 from __future__ import annotations

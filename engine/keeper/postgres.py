@@ -1,7 +1,7 @@
 """The embedded PostgreSQL server: start, readiness, address, stop. Must never listen on TCP.
 
 Nobody but the home's owner can reach it: the socket lies in a folder of mode 700, every connection needs the password
-of the role `podium`, and that role is no superuser. Logs hold neither statements nor values.
+of the role `podium`, and that role is no superuser and owns nothing. Logs hold neither statements nor values.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from engine.keeper.cluster import (
     ROLE,
     SYNC_METHOD,
     Cluster,
-    RoleAttribute,
     failure,
     open_cluster,
 )
 from engine.keeper.home import Home, explained
 from engine.keeper.logs import LogFile
 from engine.keeper.process import POLL_EVERY_S, ChildProcess, Program, Stage, stop_leftovers
+from engine.store.roles import MIGRATOR
 
 # Part of the socket's name only; there is no TCP port.
 PORT: Final = 5432
@@ -89,13 +89,13 @@ class PostgresServer:
         home: Home,
         *,
         settings: Mapping[str, str] | None = None,
-        role_attributes: Sequence[RoleAttribute] = (),
+        extra_setup: Sequence[str] = (),
         namespaces: bool = True,
     ) -> None:
-        """`settings` override ours; `role_attributes` are for test servers; `namespaces=False` as in `open_cluster`."""
+        """`settings` override ours; `extra_setup` is for test servers; `namespaces=False` as in `open_cluster`."""
         self._home = home
         self._settings = {**SETTINGS, **(settings or {})}
-        self._role_attributes = role_attributes
+        self._extra_setup = extra_setup
         self._namespaces = namespaces
         self._cluster: Cluster | None = None
         self._child: ChildProcess | None = None
@@ -117,9 +117,16 @@ class PostgresServer:
 
     def url_of(self, database: str) -> str:
         """The address of another database on this server."""
-        cluster = self._running_cluster()
-        host = quote(str(cluster.run_dir), safe="")
-        return f"postgresql+psycopg://{ROLE}:{cluster.password()}@/{quote(database)}?host={host}&port={PORT}"
+        return self._url(ROLE, self._running_cluster().password(), database)
+
+    @property
+    def migration_url(self) -> str:
+        """The address for migrations: a role that may become the owner of everything. For the keeper only."""
+        return self._url(MIGRATOR, self._running_cluster().migrator_password(), DATABASE)
+
+    def _url(self, role: str, password: str, database: str) -> str:
+        host = quote(str(self._running_cluster().run_dir), safe="")
+        return f"postgresql+psycopg://{role}:{password}@/{quote(database)}?host={host}&port={PORT}"
 
     async def start(self) -> None:
         """Make the cluster if there is none, stop leftovers, start, and return when a connection has succeeded.
@@ -129,7 +136,7 @@ class PostgresServer:
         """
         if self.pid is not None:
             raise BugError("already-started", "this PostgreSQL server runs already")
-        cluster = await open_cluster(self._home, namespaces=self._namespaces, role_attributes=self._role_attributes)
+        cluster = await open_cluster(self._home, namespaces=self._namespaces, extra_setup=self._extra_setup)
         self._cluster = cluster
         for tries_left in reversed(range(START_TRIES_MAX)):
             child = await self._spawn(cluster)

@@ -43,7 +43,7 @@ class Servers:
         on_status("starting PostgreSQL")
         await self.postgres.start()
         on_status("checking the schema")
-        await asyncio.to_thread(upgrade_schema, self.postgres.url)
+        await asyncio.to_thread(upgrade_schema, self.postgres.migration_url)
 
     async def _start_temporal(self, on_status: Callable[[str], None]) -> None:
         on_status("starting Temporal")

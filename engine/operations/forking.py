@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from activities.plan_text import edited_draft
+from activities.review_gates import may_review_output
 from engine.errors import BugError, InputError, RefusedError, UnavailableError
 from engine.operations.fork_edits import Fate, Fates, StepEdit, Why, edited_steps, fates, why
 from engine.operations.worst_case import Bound, PlannedCalls, bounds, candidates, total
@@ -117,6 +118,14 @@ async def propose_fork(database: Database, order: ForkOrder) -> ForkProposal:
     if not found.runs:
         raise _nothing_to_run(source, edited)
     fork = _fork_draft(source, found, edited, task_edited=task_edited)
+    last = len(steps) - 1
+    reviewed = {
+        step.position
+        for step in fork.reused
+        if may_review_output(pool, steps[step.position].worker, is_last=step.position == last)
+    }
+    # Approvals are not inherited: what the fork takes over is reviewed as if it had just been made.
+    fork = replace(fork, reviewed=frozenset(reviewed))
     new = _new_run(order, source, pool, drafted, fork)
     refuse_hopeless(pool, new.task, running_part(drafted, found.runs), new.limits)
     return _proposal(source, new, pool, found, edited)

@@ -20,6 +20,7 @@ from engine.plan.labels import read_label, value_gap
 from engine.plan.limits import ATTEMPTS_MAX, LISTS_MAX, STARTS_MAX
 from engine.plan.lists import LIST_NAMES
 from engine.plan.nodes import Node
+from engine.plan.objects import complete_steps
 from engine.plan.plan import Form
 from engine.plan.reasoning import (
     REASONING_END,
@@ -64,6 +65,7 @@ class BlockFinder:
         self._parts: list[Block | LabelledList] = []
         self._fence: Fence | None = None
         self._no_yaml_before = 0
+        self._besides_yaml: tuple[int, re.Match[str] | None] = (len(text) + 1, None)  # from where it was looked for
         self._attempts = 0
         self._starts = 0
         self._last_reasoning_ends: dict[re.Pattern[str], int] = {}
@@ -125,11 +127,19 @@ class BlockFinder:
     def _next_start(self, pos: int) -> re.Match[str] | None:
         """The next place where something may begin; YAML is not looked for again where it has been ruled out."""
         if pos < self._no_yaml_before:
-            match = STARTS_WITHOUT_YAML.search(self._text, pos)
+            match = self._next_besides_yaml(pos)
             if match is not None and match.start() < self._no_yaml_before:
                 return match
             pos = self._no_yaml_before
         return STARTS.search(self._text, pos)
+
+    def _next_besides_yaml(self, pos: int) -> re.Match[str] | None:
+        """The next start of another kind; what an earlier look found far ahead is kept, or each would look that far."""
+        looked_from, match = self._besides_yaml
+        if pos < looked_from or (match is not None and match.start() < pos):
+            match = STARTS_WITHOUT_YAML.search(self._text, pos)
+            self._besides_yaml = pos, match
+        return match
 
     def _take(self, match: re.Match[str]) -> int:
         """Deal with one start; gives the offset at which to go on."""
@@ -144,7 +154,7 @@ class BlockFinder:
             if match[kind] is not None:
                 return take(match)
         if self._is_commented_out(match):
-            return min(match.end(), max(line_rest_end(self._text, match.start()), match.start() + 1))
+            return max(line_rest_end(self._text, match.start(), match.end()), match.start() + 1)
         return next(take(match) for kind, take in hideable.items() if match[kind] is not None)
 
     def _take_mark(self, match: re.Match[str]) -> int:
@@ -203,7 +213,11 @@ class BlockFinder:
         in_code = self._fence is not None
         if not self._comments.hides(match.start(), in_code=in_code):
             return False
-        if match["headed"] is not None and not in_code and line_rest_end(self._text, match.start()) < match.end():
+        if (
+            match["headed"] is not None
+            and not in_code
+            and line_rest_end(self._text, match.start(), match.end()) < match.end()
+        ):
             return False
         self._found.plan_in_comment |= match["json"] is None
         return True
@@ -258,20 +272,26 @@ class BlockFinder:
             )
             self._add(Block("steps-yaml", match.start(), len(self._text), findings, unsure=True))
             return self._after_unsure(match.start(), len(self._text))
-        pos = self._read_yaml(Region(match.start(), end, sure_end=True))
+        block = self._yaml_block(Region(match.start(), end, sure_end=True))
+        pos = self._take_yaml_block(block)
         if changes.code_behind(self._text, end):
-            self._report_code(self._parts[-1].findings, end, None)
-            self._parts[-1].unsure = True
+            self._report_code(block.findings, end, None)
+            block.unsure = True
         return pos
 
     def _take_yaml(self, match: re.Match[str]) -> int:
         region = find_region(self._text, match.start(), self._fence)
         self._meter.spend(region.end - match.start())
         prose_end = region.prose_items_end(self._text) if region.looks_like_plan(self._text) else region.end
-        if prose_end is not None:
-            self._no_yaml_before = prose_end
-            return self._past_indent(match)
-        return self._read_yaml(region)
+        if prose_end is None:
+            block = self._yaml_block(region)
+            # Labels inside the strings of a complete plan are text; otherwise they are where the plan is looked for.
+            if complete_steps(block.node) or not region.looks_like_lists(self._text):
+                return self._take_yaml_block(block)
+            prose_end = region.end
+            self._attempts += 1
+        self._no_yaml_before = prose_end
+        return self._past_indent(match)
 
     def _past_indent(self, match: re.Match[str]) -> int:
         """Behind the dash and blanks only, so that a JSON value or a label on the line is still seen."""
@@ -280,15 +300,18 @@ class BlockFinder:
             pos += 1
         return pos if pos > match.start() else pos + 1
 
-    def _read_yaml(self, region: Region) -> int:
+    def _yaml_block(self, region: Region) -> Block:
         findings = Findings()
         reader = YamlReader(self._text, region.start, region.end, findings, self._cut_hint)
         node = reader.read()
         unsure = node is None and reader.string_open
         block = Block("steps-yaml", region.start, region.end, findings, node, unsure=unsure, sure_end=region.sure_end)
         block.fence_open = region.fence_open
+        return block
+
+    def _take_yaml_block(self, block: Block) -> int:
         self._add(block)
-        return self._after_unsure(region.start, region.end) if node is None else region.end
+        return self._after_unsure(block.start, block.end) if block.node is None else block.end
 
     def _take_label(self, match: re.Match[str]) -> int:
         label = read_label(self._text, match)

@@ -52,10 +52,10 @@ def comment_end(text: str, start: int) -> int | None:
     return None if at < 0 else at + len(closing)
 
 
-def line_rest_end(text: str, pos: int) -> int:
-    """Where the line of a place ends."""
-    match = _LINE_END.search(text, pos)
-    return len(text) if match is None else match.start()
+def line_rest_end(text: str, pos: int, end: int) -> int:
+    """Where the line of a place ends, or `end` if it goes on beyond; what is behind `end` is not looked at."""
+    match = _LINE_END.search(text, pos, end)
+    return end if match is None else match.start()
 
 
 def blank_line_comments(text: str, *, headings: bool) -> str:

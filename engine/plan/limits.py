@@ -23,7 +23,7 @@ LISTS_MAX: Final = 256
 """Labelled lists, or blocks of other forms, read in one text."""
 
 ATTEMPTS_MAX: Final = 2048
-"""Places in one text at which a JSON value is tried."""
+"""Places in one text at which a value is tried that may be no plan."""
 
 STARTS_MAX: Final = 20_000
 """Tags, fences, labels and values looked at in one text."""

@@ -57,6 +57,22 @@ def read_steps(node: Node, workers: WorkerNames, findings: Findings) -> tuple[St
     return None if findings.faults else tuple(step for step in steps if step is not None)
 
 
+def complete_steps(node: Node | None) -> bool:
+    """Whether a value is a plan by its keys alone: step objects with all of their keys and no others."""
+    if isinstance(node, Mapping):
+        if [key.value for key, _ in node.entries] != [STEPS]:
+            return False
+        node = node.entries[0][1]
+    return (
+        isinstance(node, Sequence)
+        and bool(node.items)
+        and all(
+            isinstance(item, Mapping) and set(REQUIRED_KEYS) <= {key.value for key, _ in item.entries} <= set(STEP_KEYS)
+            for item in node.items
+        )
+    )
+
+
 def _no_steps(node: Mapping, *, alone: bool, findings: Findings) -> None:
     if alone:
         code, said = "steps-not-a-list", "a step object stands alone; steps must be in a list"

@@ -11,12 +11,13 @@ from typing import Final
 from engine.plan.candidate import Block
 from engine.plan.findings import Findings
 from engine.plan.lists import ACCESS_LIST
-from engine.plan.nodes import Mapping, Node, Sequence, Text
-from engine.plan.objects import INSTRUCTION, STEPS, read_steps
+from engine.plan.nodes import Mapping, Node, Sequence, Text, Word
+from engine.plan.objects import INSTRUCTION, STEP, STEPS, read_steps
 from engine.plan.workers import WorkerNames
 
 _STEP_FORMS: Final = ("steps-yaml", "steps-json")
 _STEP_NUMBER: Final = re.compile(r"\bstep[\"']?[ \t]*:[ \t]*[\"']?(\d{1,9})")
+_DIGITS: Final = re.compile(r"\d{1,9}")
 _WORD: Final = re.compile(r"[^\W\d_]{2,}")
 _SHAPE_CODES: Final = frozenset({"missing-key", "unknown-key", "object-expected", "steps-not-a-list", "list-expected"})
 
@@ -102,12 +103,23 @@ def _goes_on(text: str, before: Block, last: Block) -> bool:
     """Whether the steps stand close to those before, count on, or stand below a heading that says they go on."""
     if not _stand_apart(text, before, last) or _is_indented(text, last):
         return True
-    number = _STEP_NUMBER.search(text, last.start, last.end)
-    if (number is not None and int(number[1]) > 1) or _WORD.search(text, before.end, last.start) is None:
+    if _first_number(text, last) > 1 or _WORD.search(text, before.end, last.start) is None:
         return True
     above = text[max(before.end, last.start - _HEADING_CHARS) : last.start]
     lines = [line for line in above.splitlines() if line.strip() and not line.strip().startswith(("```", "~~~"))]
     return bool(lines) and _GOES_ON.match(lines[-1]) is not None
+
+
+def _first_number(text: str, block: Block) -> int:
+    """The number of the first numbered step, or 0 where none has one."""
+    if block.node is None:
+        match = _STEP_NUMBER.search(text, block.start, block.end)
+        return 0 if match is None else int(match[1])
+    values = [value for item in _items(block.node) for key, value in item.entries if key.value == STEP]
+    written = [
+        value.value if isinstance(value, Text) else value.text for value in values if isinstance(value, Text | Word)
+    ]
+    return next((int(number) for number in written if _DIGITS.fullmatch(number)), 0)
 
 
 def _is_broken(block: Block, workers: WorkerNames) -> bool:
@@ -120,11 +132,16 @@ def _is_broken(block: Block, workers: WorkerNames) -> bool:
 
 def _last_instruction(node: Node | None) -> Text | None:
     """The text of the last entry of the last step, if it is an instruction."""
+    items = _items(node)
+    if not items or not items[-1].entries:
+        return None
+    key, value = items[-1].entries[-1]
+    return value if key.value == INSTRUCTION and isinstance(value, Text) else None
+
+
+def _items(node: Node | None) -> list[Mapping]:
+    """The step objects of a list of them or of a `steps:` wrapper round it; one that stands alone is a list of one."""
     if isinstance(node, Mapping):
         node = next((value for key, value in node.entries if key.value == STEPS), node)
-    if isinstance(node, Sequence):
-        node = node.items[-1] if node.items else None
-    if not isinstance(node, Mapping) or not node.entries:
-        return None
-    key, value = node.entries[-1]
-    return value if key.value == INSTRUCTION and isinstance(value, Text) else None
+    listed = node.items if isinstance(node, Sequence) else [node]
+    return [item for item in listed if isinstance(item, Mapping)]

@@ -50,10 +50,12 @@ class Region:
     sure_end: bool
     fence_open: bool = False
 
+    def looks_like_lists(self, text: str) -> bool:
+        """Whether labels of the three lists stand where keys stand; they may be in a text all the same."""
+        return _LIST_KEY.search(text, self.start, self.end) is not None
+
     def looks_like_plan(self, text: str) -> bool:
-        """Whether step keys stand where keys stand, and no labels of the three lists do."""
-        if _LIST_KEY.search(text, self.start, self.end) is not None:
-            return False
+        """Whether step keys stand where keys stand; they may be in a text all the same."""
         if _PLAN_KEY.search(text, self.start, self.end) is not None:
             return True
         return _EMPTY_STEPS.fullmatch(text, self.start, self.end) is not None

@@ -7,7 +7,7 @@ See `engine.store.closing` for Close.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Literal
@@ -18,9 +18,12 @@ from engine.store import queries
 from engine.store.artifacts import ArtifactDraft
 from engine.store.budgets import Need, reservation, shortfall
 from engine.store.database import Database
-from engine.store.exchange import Connection, exchange
+from engine.store.exchange import Connection, Row, exchange
+from engine.store.gates import NO_GATES, REVIEW, REVIEW_UNSHOWABLE, Gates
 from engine.store.ids import plan_id
-from engine.store.run_writer import AttemptResult, RunWriter, lock_run, usd
+from engine.store.review_requests import note_draws
+from engine.store.reviews import BOOK_QUERIES, GateCheck, Wanted, book_queries, review_book
+from engine.store.run_writer import AttemptResult, RunWriter, lock_run, said_usd, usd
 from engine.store.states import RUN_ENDED, STEP_HAS_OUTPUT, STEP_LIVE
 from engine.store.waiting import BUDGET, OPERATOR, show_held
 
@@ -32,6 +35,7 @@ PARENT_FAILED = "parent-failed"
 RUN_FAILING = "run-failing"
 SECRET_MISSING = "secret-missing"  # noqa: S105  # a code, not a secret
 UNCOUNTED_CODES = frozenset({"worker-shutdown", PLAN_INVALID})
+_DONE = frozenset({*STEP_HAS_OUTPUT, "skipped"})
 
 Verdict = Literal["call", "done", "held", "cancelled", "failed", "superseded", "retry", "moved"]
 
@@ -75,6 +79,23 @@ FAIL = FailurePolicy()
 
 
 @dataclass(frozen=True, slots=True)
+class ReviewSight:
+    """What Open must know to ask for reviews, where the pool has rules for any.
+
+    ``displays`` are commitments to what the run's reviews would show today, by review; None where a text is missing.
+    ``sent_back`` is how often reviewers had sent the step back when its prompt was rendered; ``ends_run`` is the
+    workflow's wish, for an output that is accepted now.
+    """
+
+    gates: Gates = NO_GATES
+    displays: Mapping[UUID, bytes | None] = field(default_factory=dict)
+    sent_back: int = 0
+    ends_run: bool = False
+    # A review that is missing cannot be asked for, because a text that it would show is damaged or gone.
+    unshowable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """What Open needs. ``manifest`` renders the prompt again; ``prompt_commitment`` is its salted HMAC (32 bytes).
 
@@ -96,6 +117,9 @@ class Opening:
     on_failure: FailurePolicy = FAIL
     # The worker's key is not in this process: nothing can be called, and the step waits for it.
     secret_missing: bool = False
+    # Every artifact that the prompt is made of: what the model is shown, and nothing else.
+    shown: Sequence[UUID] = ()
+    review: ReviewSight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +133,9 @@ class Ruling:
     output_tokens: int | None = None
     cost_usd: Decimal | None = None
     run_ended: bool = False
+    # Reviews that have to be asked for before anything can go on, and whether approvals still have to be checked.
+    missing: tuple[Wanted, ...] = ()
+    unchecked: bool = False
 
 
 async def open_attempt(database: Database, opening: Opening) -> Ruling:
@@ -116,15 +143,18 @@ async def open_attempt(database: Database, opening: Opening) -> Ruling:
 
     async def work(connection: Connection) -> Ruling:
         place = opening.place
-        writer, (owners, attempts, ancestors) = await lock_run(
+        writer, (owners, attempts, ancestors, *reviewed) = await lock_run(
             connection,
             place.run_id,
             read_owner(place),
             (queries.READ_ATTEMPTS, (place.run_id, place.round, place.position)),
             (queries.READ_ANCESTORS, (place.run_id,)),
+            *(() if opening.review is None else review_queries(place)),
         )
         owner = owners[0] if owners else await _new_round(connection, writer, place)
         ruling = _refusal(writer, owner, attempts, ancestors, opening)
+        if opening.review is not None and (ruling is None or ruling.verdict == "done"):
+            ruling = review_ruling(writer, owner, reviewed, opening.review, own=attempts) or ruling
         if ruling is None:
             if not owners:
                 _begin_round(writer, place)
@@ -179,6 +209,9 @@ def _refusal(  # noqa: PLR0911  # one return for each reason
     if owner.get("worker", opening.worker) != opening.worker:
         # Somebody else has taken the step over since its inputs were read.
         return Ruling("moved")
+    if opening.review is not None and owner["sent_back"] != opening.review.sent_back:
+        # A reviewer has sent it back since its inputs were read, and the prompt lacks what was said.
+        return Ruling("moved")
     mine = next((attempt for attempt in attempts if attempt["id"] == opening.attempt_id), None)
     if mine is not None:
         if bytes(mine["prompt_commitment"]) != opening.prompt_commitment:
@@ -226,6 +259,61 @@ def standing_order(  # noqa: PLR0911  # one return for each reason
     if owner.get("state") == "waiting" and owner["reason"] == OPERATOR:
         return Ruling("held", OPERATOR)
     return None
+
+
+def review_queries(place: Place) -> tuple[tuple[str, Any], ...]:
+    """What ``review_ruling`` reads behind the run's lock."""
+    return *book_queries(place.run_id), (queries.READ_STEPS, (place.run_id, place.round))
+
+
+def review_ruling(
+    writer: RunWriter,
+    step: dict[str, Any],
+    answers: Sequence[Sequence[Row]],
+    sight: ReviewSight,
+    *,
+    own: Sequence[Mapping[str, Any]] = (),
+    reused: bool = True,
+) -> Ruling | None:
+    """Why reviews let a step not go on, or None. An output that has passed them all is accepted here.
+
+    ``own`` are the step's attempts; an output of none of them is taken over from another run, or (not ``reused``)
+    from the run that the step was delegated to.
+    """
+    if step["state"] == "skipped":
+        return None
+    steps = answers[BOOK_QUERIES]
+    check = GateCheck(writer.run, sight.gates, review_book(answers[:BOOK_QUERIES]), sight.displays)
+    verdict = check.step(step, steps)
+    note_draws(writer, check.book, check.draws, sight.gates.salt)
+    hopeless = bool(verdict.missing) and sight.unshowable
+    if verdict.kind == "failed" or hopeless:
+        code = REVIEW_UNSHOWABLE if hopeless else verdict.code
+        if step["state"] in STEP_LIVE:
+            writer.set_step_state(step, "failed", code)
+        return Ruling("failed", code)
+    if verdict.kind == "held":
+        if step["state"] in STEP_LIVE and not verdict.unchecked:
+            writer.set_step_state(step, "waiting", REVIEW)
+        return Ruling("held", REVIEW, missing=verdict.missing, unchecked=verdict.unchecked)
+    candidate = step["candidate_attempt_id"]
+    if candidate is None:
+        return None
+    mine = any(attempt["id"] == candidate for attempt in own)
+    writer.accept_reviewed(step, candidate, own=mine, reused=reused and not mine)
+    others = [row for row in steps if row["position"] != step["position"] and row["state"] not in _DONE]
+    is_last = step["position"] == steps[-1]["position"]
+    ends = sight.ends_run and (is_last or not sight.gates.has("answer")) and may_end(writer, step["round"], others)
+    if ends:
+        writer.set_run_state("succeeded")
+    elif writer.run["state"] == "waiting":
+        writer.set_run_state("running")
+    return Ruling("done", attempt_id=candidate, run_ended=ends)
+
+
+def may_end(writer: RunWriter, round_number: int, others: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the output of a step may end the run: no other step is left, and no other round may follow."""
+    return not others and writer.run["state"] not in RUN_ENDED and round_number + 1 >= writer.run["rounds_max"]
 
 
 def _open(writer: RunWriter, owner: dict[str, Any], attempts: Sequence[dict[str, Any]], opening: Opening) -> Ruling:
@@ -281,7 +369,8 @@ def _open(writer: RunWriter, owner: dict[str, Any], attempts: Sequence[dict[str,
         model=opening.model,
         fence=[fence.execution, fence.dispatch, fence.attempt],
         prompt=opening.prompt_commitment.hex(),
-        reserved=None if not writer.budgets else {"usd": _said(need.usd), "tokens": need.tokens},
+        shown=[str(artifact) for artifact in opening.shown],
+        reserved=None if not writer.budgets else {"usd": said_usd(need.usd), "tokens": need.tokens},
         artifacts=writer.artifacts([opening.manifest]),
         moved=moved,
     )
@@ -390,10 +479,6 @@ def done_before(owner: dict[str, Any], accepted: dict[str, Any] | None) -> Rulin
         output_tokens=accepted["output_tokens"],
         cost_usd=usd(accepted["cost_usd"]),
     )
-
-
-def _said(amount: Decimal | None) -> str | None:
-    return None if amount is None else format(amount, "f")
 
 
 def _passed(deadline: datetime | None, now: datetime) -> bool:

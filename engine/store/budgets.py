@@ -192,6 +192,22 @@ def settlement(budgets: Sequence[Row], attempt: Mapping[str, Any], used: Used | 
     return _change(budgets, **change)
 
 
+def charged(attempt: Mapping[str, Any], used: Used | None) -> dict[str, Any]:
+    """What the ledger says of a settlement: what every budget of the chain is charged for the call.
+
+    ``assumed`` names the units that stay at the call's worst case, because what it used is not known.
+    """
+    usd = attempt["reserved_usd"] if used is None or used.usd is None else used.usd
+    tokens = attempt["reserved_tokens"] if used is None or used.tokens is None else used.tokens
+    known = {"usd": used is not None and used.usd is not None, "tokens": used is not None and used.tokens is not None}
+    known["calls"] = used is not None
+    return {
+        "usd": None if usd is None else format(usd.normalize(), "f"),
+        "tokens": tokens,
+        "assumed": [unit for unit in UNITS if not known[unit]],
+    }
+
+
 def _change(budgets: Sequence[Row], **change: Any) -> tuple[str, Params]:
     zeros: dict[str, Any] = dict.fromkeys((f"{unit}_{kind}" for unit in UNITS for kind in _KINDS), 0)
     run_ids: list[UUID] = [budget["run_id"] for budget in budgets]

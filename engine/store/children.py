@@ -6,36 +6,43 @@ only its own row, so the two never wait for each other in a circle.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import UUID
 
 from engine.contracts import child_run_id
-from engine.errors import BugError
-from engine.ledger.entry import GENESIS
+from engine.errors import BugError, UnavailableError
+from engine.ledger.entry import GENESIS, timestamp
 from engine.store import queries
-from engine.store.artifacts import TEXT, ArtifactDraft
+from engine.store.artifacts import JSON, TEXT, ArtifactDraft
 from engine.store.attempts import (
     FAIL,
     PARENT_FAILED,
     FailurePolicy,
     Fence,
     Place,
+    ReviewSight,
     Ruling,
     Verdict,
     fail_step,
     fence_held,
+    may_end,
     only_row,
     read_owner,
+    review_queries,
+    review_ruling,
     standing_order,
 )
-from engine.store.closing import may_end
+from engine.store.closing import has_answer_gate, propose, waits_for_review
 from engine.store.database import Database
 from engine.store.drafts import StepRoute
 from engine.store.exchange import Connection, Row, exchange
+from engine.store.gates import REVIEW
 from engine.store.ids import plan_id
 from engine.store.resuming import reopen, route_step, unfinished_steps
+from engine.store.reviews import Wanted
 from engine.store.run_writer import ENGINE_ACTOR, RunWriter, lock_run, new_run_writer
 from engine.store.states import RUN_ENDED, STEP_HAS_OUTPUT, STEP_LIVE
 from engine.store.waiting import OPERATOR, show_held, show_waiting
@@ -49,9 +56,9 @@ PARENT_ENDED = "parent-ended"
 
 _INSERT_CHILD = """
     INSERT INTO runs (id, tenant_id, actor_id, on_behalf_of, state, origin, pool_digest, deadline_at, depth, rounds_max,
-                      parent_run_id, parent_round, parent_position)
+                      parent_run_id, parent_round, parent_position, key_epoch)
     VALUES (%(id)s, %(tenant_id)s, %(actor_id)s, %(on_behalf_of)s, 'created', 'conductor', %(pool_digest)s,
-            %(deadline_at)s, %(depth)s, %(rounds_max)s, %(parent_run_id)s, %(round)s, %(position)s)
+            %(deadline_at)s, %(depth)s, %(rounds_max)s, %(parent_run_id)s, %(round)s, %(position)s, %(key_epoch)s)
 """
 _LOCK_CHILD = "SELECT * FROM runs WHERE id = %s FOR NO KEY UPDATE"
 # Children that have not shown a sign of life since they were created or opened again.
@@ -82,6 +89,10 @@ class ChildOpening:
     routes: Mapping[str, StepRoute] = field(default_factory=dict)
     planned_workers: bool = False
     dispatch: int = 0
+    # From what the task is rendered: its manifest, and every artifact that it quotes.
+    manifest: bytes | None = None
+    shown: Sequence[UUID] = ()
+    review: ReviewSight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,9 @@ class ChildRuling:
     verdict: Literal["begun"] | Verdict
     code: str | None = None
     child_id: UUID | None = None
+    missing: tuple[Wanted, ...] = ()
+    unchecked: bool = False
+    run_ended: bool = False
 
 
 async def begin_child(database: Database, opening: ChildOpening) -> ChildRuling:
@@ -100,20 +114,26 @@ async def begin_child(database: Database, opening: ChildOpening) -> ChildRuling:
     """
     place = opening.place
     position = _position(place)
+    child_id = child_run_id(place.run_id, round=place.round, position=position)
+    # On disk before the child can be; not while the parent is locked. Those of a child that is there stay as they are.
+    keys = None if database.keys is None else await database.keys.create(child_id)
 
     async def work(connection: Connection) -> ChildRuling:
-        child_id = child_run_id(place.run_id, round=place.round, position=position)
         # Locked before the budgets, as the child's own transactions do.
-        writer, (owners, ancestors, children, attempts) = await lock_run(
+        writer, (owners, ancestors, children, attempts, *reviewed) = await lock_run(
             connection,
             place.run_id,
             read_owner(place),
             (queries.READ_ANCESTORS, (place.run_id,)),
             (_LOCK_CHILD, (child_id,)),
             (queries.READ_ATTEMPTS, (place.run_id, place.round, position)),
+            *(() if opening.review is None else review_queries(place)),
         )
         step = only_row(owners)
         refused = _refusal(writer, step, ancestors, opening, number=len(attempts))
+        if opening.review is not None and (refused is None or refused.verdict == "done"):
+            ruled = review_ruling(writer, step, reviewed, opening.review, own=attempts, reused=not children)
+            refused = refused if ruled is None else _as_child_ruling(ruled)
         if refused is not None:
             if refused.verdict == "held":
                 writer.mark_seen(opening.execution)
@@ -129,18 +149,39 @@ async def begin_child(database: Database, opening: ChildOpening) -> ChildRuling:
         elif children:
             child_writer, execution = await _reopen(connection, writer, children[0], opening)
         else:
-            child_writer, execution = _create(writer, child_id, opening, position), 1
+            child_writer, execution = _create(writer, child_id, opening, position, 0 if keys is None else keys.epoch), 1
         if is_newer:
             numbers = (fence.execution, fence.dispatch, fence.attempt)
             writer.statement(queries.SET_STEP_FENCE, (*numbers, place.run_id, place.round, position))
         writer.set_step_state(step, "running")
         writer.set_run_state("running")
-        writer.entry("child.begun", round=place.round, step=position, child=str(child_id), child_execution=execution)
+        writer.entry(
+            "child.begun",
+            round=place.round,
+            step=position,
+            child=str(child_id),
+            child_execution=execution,
+            **({} if children else _task_source(writer, opening, child_id)),
+        )
         await writer.commit(*([] if child_writer is None else [child_writer]))
         # Now the child exists; whoever repeats this finds it.
         return ChildRuling("begun", child_id=child_id)
 
-    return await database.write(work)
+    ruling = await database.write(work)
+    if database.keys is not None and ruling.verdict == "begun":
+        with contextlib.suppress(UnavailableError):
+            await database.keys.settle(child_id)
+    return ruling
+
+
+def _as_child_ruling(ruling: Ruling) -> ChildRuling:
+    return ChildRuling(
+        ruling.verdict,
+        ruling.code,
+        missing=ruling.missing,
+        unchecked=ruling.unchecked,
+        run_ended=ruling.run_ended,
+    )
 
 
 def _position(place: Place) -> int:
@@ -173,7 +214,7 @@ def _refusal(
     return ChildRuling(failed.verdict, failed.code)
 
 
-def _create(writer: RunWriter, child_id: UUID, opening: ChildOpening, position: int) -> RunWriter:
+def _create(writer: RunWriter, child_id: UUID, opening: ChildOpening, position: int, key_epoch: int) -> RunWriter:
     """Adds the statements that create the child; everything that a run may have only shrinks on the way down."""
     run, place = writer.run, opening.place
     on_behalf_of = writer.on_behalf_of
@@ -184,6 +225,7 @@ def _create(writer: RunWriter, child_id: UUID, opening: ChildOpening, position: 
         actor_id=ENGINE_ACTOR,
         on_behalf_of=on_behalf_of,
         now=writer.now,
+        key_epoch=key_epoch,
     )
     child.statement(
         _INSERT_CHILD,
@@ -199,6 +241,7 @@ def _create(writer: RunWriter, child_id: UUID, opening: ChildOpening, position: 
             "parent_run_id": writer.run_id,
             "round": place.round,
             "position": position,
+            "key_epoch": key_epoch,
         },
     )
     child.statement(queries.INSERT_HEAD, (child_id, GENESIS))
@@ -209,12 +252,23 @@ def _create(writer: RunWriter, child_id: UUID, opening: ChildOpening, position: 
         origin="conductor",
         pool=run["pool_digest"],
         execution=1,
+        deadline=None if run["deadline_at"] is None else timestamp(run["deadline_at"]),
+        rounds_max=max(run["rounds_max"] - 1, 1),
+        depth=run["depth"] + 1,
         parent=str(writer.run_id),
         parent_round=place.round,
         parent_step=position,
         artifacts=child.artifacts([task]),
     )
     return child
+
+
+def _task_source(writer: RunWriter, opening: ChildOpening, child_id: UUID) -> dict[str, Any]:
+    """What the entry says of where the child's task comes from, so that what its models are shown can be followed."""
+    drafts = []
+    if opening.manifest is not None:
+        drafts = [ArtifactDraft(child_id, "prompt_manifest", opening.manifest, role="manifest", media_type=JSON)]
+    return {"shown": [str(artifact) for artifact in opening.shown], "artifacts": writer.artifacts(drafts)}
 
 
 async def _reopen(
@@ -275,6 +329,7 @@ class ChildClosing:
     execution: int
     ends_run: bool
     on_failure: FailurePolicy
+    review: ReviewSight | None = None
 
 
 async def finish_child(database: Database, closing: ChildClosing) -> Ruling:
@@ -287,7 +342,7 @@ async def finish_child(database: Database, closing: ChildClosing) -> Ruling:
     child_id = child_run_id(place.run_id, round=place.round, position=_position(place))
 
     async def work(connection: Connection) -> Ruling:
-        writer, (owners, unfinished, children, answers, attempts, ancestors) = await lock_run(
+        writer, (owners, unfinished, children, answers, attempts, ancestors, *reviewed) = await lock_run(
             connection,
             place.run_id,
             read_owner(place),
@@ -296,6 +351,7 @@ async def finish_child(database: Database, closing: ChildClosing) -> Ruling:
             (_READ_ANSWER, (child_id,)),
             (queries.READ_ATTEMPTS, (place.run_id, place.round, place.position)),
             (queries.READ_ANCESTORS, (place.run_id,)),
+            *(() if closing.review is None else review_queries(place)),
         )
         step, child = only_row(owners), only_row(children)
         if step["state"] in STEP_HAS_OUTPUT:
@@ -308,7 +364,9 @@ async def finish_child(database: Database, closing: ChildClosing) -> Ruling:
         if child["state"] not in RUN_ENDED:
             return Ruling("retry", "child-not-ended")
         others = [row for row in unfinished if row["position"] != place.position]
-        ended = _Ended(step, child, answers[0]["accepted_attempt_id"] if answers else None, others, len(attempts))
+        answer = answers[0]["accepted_attempt_id"] if answers else None
+        is_reviewed = child["state"] == "succeeded" and waits_for_review(writer, step, reviewed, closing.review)
+        ended = _Ended(step, child, answer, others, len(attempts), is_reviewed=is_reviewed)
         is_cancelled = any(run["cancel_requested_at"] is not None for run in (writer.run, *ancestors))
         ruling = _take_over(writer, ended, closing, is_cancelled=is_cancelled)
         await writer.commit()
@@ -325,8 +383,8 @@ def _ruled_before(step: Row) -> Ruling | None:
     if step["state"] == "pending":
         # While the child runs, so does the step: a substitute has it now.
         return Ruling("moved")
-    if step["state"] == "waiting" and step["reason"] == OPERATOR:
-        return Ruling("held", OPERATOR)
+    if step["state"] == "waiting" and step["reason"] in {OPERATOR, REVIEW}:
+        return Ruling("held", step["reason"])
     return Ruling("done", "skipped") if step["state"] == "skipped" else None
 
 
@@ -339,15 +397,22 @@ class _Ended:
     answer: UUID | None
     others: Sequence[Row]
     attempts_count: int
+    # Its answer has to wait for people.
+    is_reviewed: bool = False
 
 
 def _take_over(writer: RunWriter, ended: _Ended, closing: ChildClosing, *, is_cancelled: bool) -> Ruling:
     step, child, others = ended.step, ended.child, ended.others
     said: dict[str, Any] = {"child": str(child["id"]), "child_state": child["state"], "child_reason": child["reason"]}
+    said["answer"] = str(ended.answer) if child["state"] == "succeeded" else None
     writer.entry("child.ended", round=step["round"], step=step["position"], **said)
+    if ended.is_reviewed and ended.answer is not None:
+        writer.set_step_state(step, "waiting", REVIEW)
+        propose(writer, step, others, ended.answer)
+        return Ruling("held", REVIEW)
     if child["state"] == "succeeded":
         writer.set_step_state(step, "succeeded", accepted=ended.answer)
-        ends = closing.ends_run and may_end(writer, closing.place, others)
+        ends = closing.ends_run and not has_answer_gate(closing.review) and may_end(writer, step["round"], others)
         if ends:
             writer.set_run_state("succeeded")
         else:

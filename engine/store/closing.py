@@ -6,7 +6,7 @@ and never accepted. See `engine.store.attempts` for Open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -18,19 +18,25 @@ from engine.store.attempts import (
     FAIL,
     FailurePolicy,
     Place,
+    ReviewSight,
     Ruling,
     counted_attempts,
     done_before,
     fence_held,
     fence_of,
+    may_end,
     only_row,
     read_owner,
+    review_queries,
     substitute,
 )
 from engine.store.database import Database
-from engine.store.exchange import Connection
+from engine.store.exchange import Connection, Row
+from engine.store.gates import REVIEW
+from engine.store.review_requests import note_draws
+from engine.store.reviews import BOOK_QUERIES, GateCheck, review_book
 from engine.store.run_writer import AttemptResult, RunWriter, lock_run, storable, usd
-from engine.store.states import RUN_ENDED, STEP_LIVE
+from engine.store.states import STEP_LIVE
 from engine.store.waiting import OPERATOR, show_waiting
 
 
@@ -46,6 +52,8 @@ class Closing:
     attempts_max: int = 1
     ends_run: bool = False
     on_failure: FailurePolicy = FAIL
+    # Where the pool has rules for reviews.
+    review: ReviewSight | None = None
 
 
 async def close_step_attempt(database: Database, closing: Closing) -> Ruling:
@@ -56,12 +64,13 @@ async def close_step_attempt(database: Database, closing: Closing) -> Ruling:
 
     async def work(connection: Connection) -> Ruling:
         place = closing.place
-        writer, (owners, attempts, unfinished) = await lock_run(
+        writer, (owners, attempts, unfinished, *reviewed) = await lock_run(
             connection,
             place.run_id,
             read_owner(place),
             (queries.READ_ATTEMPTS, (place.run_id, place.round, place.position)),
             (queries.READ_UNFINISHED, (place.run_id, place.round)),
+            *(() if closing.review is None else review_queries(place)),
         )
         step = only_row(owners)
         attempt = find_attempt(attempts, closing.attempt_id)
@@ -72,7 +81,8 @@ async def close_step_attempt(database: Database, closing: Closing) -> Ruling:
             await writer.commit()
             return Ruling("superseded", "fence-lost")
         others = [row for row in unfinished if row["position"] != place.position]
-        ruling = _close_step(writer, _Closed(step, attempt, attempts, others), closing)
+        is_reviewed = waits_for_review(writer, step, reviewed, closing.review)
+        ruling = _close_step(writer, _Closed(step, attempt, attempts, others, is_reviewed), closing)
         await writer.commit()
         # Now it is durable what came of the call; whoever repeats this finds it.
         return ruling
@@ -82,18 +92,45 @@ async def close_step_attempt(database: Database, closing: Closing) -> Ruling:
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """The rows that a Close is about: the step, the attempt, all attempts of the step, the other unfinished steps."""
+    """The rows that a Close is about: the step, the attempt, all attempts of the step, the other unfinished steps.
+
+    ``is_reviewed`` says that an output has to wait for people before it is accepted.
+    """
 
     step: dict[str, Any]
     attempt: dict[str, Any]
     attempts: Sequence[dict[str, Any]]
     others: Sequence[dict[str, Any]]
+    is_reviewed: bool = False
 
 
-def _close_step(writer: RunWriter, rows: _Closed, closing: Closing) -> Ruling:
+def waits_for_review(writer: RunWriter, step: Row, answers: Sequence[Sequence[Row]], sight: ReviewSight | None) -> bool:
+    """Whether the output that a step is about to have has to wait for people; notes what was drawn for a sample.
+
+    ``answers`` are those to ``review_queries``.
+    """
+    if sight is None:
+        return False
+    check = GateCheck(writer.run, sight.gates, review_book(answers[:BOOK_QUERIES]), sight.displays)
+    is_last = step["position"] == answers[BOOK_QUERIES][-1]["position"]
+    wanted = check.wants_output_review(step, is_last=is_last)
+    note_draws(writer, check.book, check.draws, sight.gates.salt)
+    return wanted
+
+
+def propose(writer: RunWriter, step: Row, others: Sequence[Row], attempt_id: UUID) -> None:
+    """Adds that an output waits for people: nobody may use it, and it is not accepted, before they have decided."""
+    place = {"run_id": writer.run_id, "round": step["round"], "position": step["position"]}
+    writer.statement(queries.SET_CANDIDATE, {"candidate": attempt_id, **place})
+    show_waiting(writer, [*others, {**step, "state": "waiting", "reason": REVIEW}])
+
+
+def _close_step(  # noqa: PLR0911  # one return for each outcome
+    writer: RunWriter, rows: _Closed, closing: Closing
+) -> Ruling:
     step, attempt, attempts, others = rows.step, rows.attempt, rows.attempts, rows.others
-    accepted = closing.result.state == "succeeded"
-    result = storable(replace(closing.result, accepted=accepted))
+    succeeded = closing.result.state == "succeeded"
+    result = storable(replace(closing.result, accepted=succeeded and not rows.is_reviewed))
     ruling = Ruling(
         "failed",
         result.error_code,
@@ -103,10 +140,14 @@ def _close_step(writer: RunWriter, rows: _Closed, closing: Closing) -> Ruling:
         cost_usd=result.cost_usd,
     )
     committed = writer.artifacts(closing.drafts)
-    if accepted:
+    if succeeded and rows.is_reviewed:
+        writer.close_attempt(attempt, result, committed, step=step, step_state="waiting", step_reason=REVIEW)
+        propose(writer, step, others, closing.attempt_id)
+        return replace(ruling, verdict="held", code=REVIEW)
+    if succeeded:
         writer.close_attempt(attempt, result, committed, step=step, step_state="succeeded")
         # The workflow only wishes; that no other step is left is for the record to say.
-        ends = closing.ends_run and may_end(writer, closing.place, others)
+        ends = closing.ends_run and not has_answer_gate(closing.review) and may_end(writer, step["round"], others)
         if ends:
             writer.set_run_state("succeeded")
         else:
@@ -134,12 +175,14 @@ def _close_step(writer: RunWriter, rows: _Closed, closing: Closing) -> Ruling:
     return ruling
 
 
-def may_end(writer: RunWriter, place: Place, others: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the output of this step may end the run: no other step is left, and no other round may follow."""
-    return not others and writer.run["state"] not in RUN_ENDED and place.round + 1 >= writer.run["rounds_max"]
+def has_answer_gate(sight: ReviewSight | None) -> bool:
+    """Whether the run's answer is reviewed; then only the step that gives it, or the run's settling, ends the run."""
+    return sight is not None and sight.gates.has("answer")
 
 
-def _recorded(writer: RunWriter, step: dict[str, Any], attempt: dict[str, Any]) -> Ruling:
+def _recorded(  # noqa: PLR0911  # one return for each outcome
+    writer: RunWriter, step: dict[str, Any], attempt: dict[str, Any]
+) -> Ruling:
     """The first result of a Close that was repeated because its COMMIT got no answer."""
     if attempt["accepted"]:
         return replace(done_before(step, attempt), run_ended=writer.run["state"] == "succeeded")
@@ -149,6 +192,9 @@ def _recorded(writer: RunWriter, step: dict[str, Any], attempt: dict[str, Any]) 
         return Ruling("moved", attempt["error_code"])
     if step["state"] == "waiting" and step["reason"] == OPERATOR:
         return Ruling("held", OPERATOR)
+    if attempt["state"] == "succeeded":
+        # Not accepted: it waits for people, or they have decided meanwhile. Open finds out.
+        return Ruling("held", REVIEW)
     ruling = Ruling(
         "retry",
         attempt["error_code"],

@@ -23,7 +23,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from engine.errors import UnavailableError
+from engine.keystore import Keyring
 from engine.store.exchange import Connection, Params, Row, allow_preparing, exchange
+from engine.store.sealing import seal_with
 
 Result = TypeVar("Result")
 
@@ -53,10 +55,14 @@ _log = logging.getLogger(__name__)
 
 
 class Database:
-    """A pool of connections to one database. Safe to share between tasks of one event loop."""
+    """A pool of connections to one database. Safe to share between tasks of one event loop.
 
-    def __init__(self, url: str, *, pool_size: int = 10) -> None:
+    With ``keys`` the texts of new runs are sealed; without, they are kept in the clear and sealed ones cannot be read.
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 10, keys: Keyring | None = None) -> None:
         self.url = url
+        self.keys = keys
         self._was_reached = False
         self._full_at: float | None = None
         # Whether a pooler stands between us and the server; None before the first connection.
@@ -122,6 +128,7 @@ class Database:
         cursor.close()
         connection.autocommit = False
         raw = connection.driver_connection
+        seal_with(raw, self.keys)
         self.is_pooled = is_pooled(raw, backend_pid)
         # Over TCP something unknown may stand between all the same, and there is no gain worth the doubt.
         if not self.is_pooled and raw.info.host.startswith("/"):

@@ -16,10 +16,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.errors import RefusedError
 from engine.plan import Access, Form
-from engine.store.artifacts import read_contents
+from engine.store import queries
+from engine.store.artifacts import Contents, read_contents
 from engine.store.budgets import NO_LIMITS, Limits
 from engine.store.database import Database
+from engine.store.exchange import Connection, exchange
 from engine.store.run_writer import RunWriter, usd
+from engine.store.sealing import text_erased
 from engine.store.states import STEP_HAS_OUTPUT
 
 # The last round whose plan has steps: a later one may still be planned, or may have kept the answer.
@@ -44,6 +47,17 @@ _READ_STEPS = text("""
 """)
 # What a reused step shows is the model that made its output; the pool of the fork may name another one by now.
 _KEEP_MODEL = "UPDATE steps SET model = %s WHERE run_id = %s AND round = 0 AND position = %s"
+# While a fork is written, no erasure of what it takes over can begin; one that has begun is seen.
+_LOCK_SOURCES = """
+    SELECT id FROM runs
+    WHERE id = %(source)s OR id IN (SELECT run_id FROM attempts WHERE id = ANY(%(attempts)s))
+    ORDER BY id FOR SHARE
+"""
+_READ_ERASED = """
+    SELECT kind FROM artifacts
+    WHERE erasure_id IS NOT NULL AND ((run_id = %(source)s AND kind IN ('task', 'subtask'))
+                                      OR (owner_id = ANY(%(attempts)s) AND kind = 'output')) LIMIT 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +112,15 @@ class ForkDraft:
     reused: Sequence[ReusedStep]
     # Positions that an operator had left out and that stay so, with the reason on record.
     left_out: Mapping[int, str | None]
+    # Positions whose reused outputs people may have to review first.
+    reviewed: frozenset[int] = frozenset()
 
 
 async def read_fork_source(database: Database, run_id: UUID) -> ForkSource | None:
     """The source in one snapshot of the database; None if there is no such run.
 
-    Raises RefusedError: ``plan-missing`` for a run without an accepted plan, ``text-missing`` if its task or a subtask
-    is not stored any more.
+    Raises RefusedError: ``plan-missing`` for a run without an accepted plan, ``text-erased`` if its task or a subtask
+    was erased. An output that was erased counts as not there.
     """
     return await database.query(lambda connection: _read(connection, run_id))
 
@@ -129,15 +145,15 @@ async def _read(connection: AsyncConnection, run_id: UUID) -> ForkSource | None:
         state=run["state"],
         round=run["round"],
         form=run["form"],
-        task=_text(contents, run_id, "task"),
+        task=_text(contents, run_id, run_id, "task"),
         pool_digest=run["pool_digest"],
         pool_document=bytes(run["document"]),
-        steps=tuple(_step(step, contents) for step in steps),
+        steps=tuple(_step(step, run_id, contents) for step in steps),
         limits=Limits(usd(run["usd_limit"]), run["tokens_limit"], run["calls_limit"]),
     )
 
 
-def _step(row: RowMapping, contents: Mapping[tuple[UUID, str], bytes]) -> SourceStep:
+def _step(row: RowMapping, run_id: UUID, contents: Contents) -> SourceStep:
     attempt = row["accepted_attempt_id"] if row["state"] in STEP_HAS_OUTPUT else None
     output = None if attempt is None else contents.get((attempt, "output"))
     return SourceStep(
@@ -145,7 +161,7 @@ def _step(row: RowMapping, contents: Mapping[tuple[UUID, str], bytes]) -> Source
         position=row["position"],
         worker=row["worker"],
         model=row["model"],
-        subtask=_text(contents, row["id"], "subtask"),
+        subtask=_text(contents, run_id, row["id"], "subtask"),
         access="all" if row["reads_all"] else tuple(row["reads"]),
         state=row["state"],
         reason=row["reason"],
@@ -154,10 +170,12 @@ def _step(row: RowMapping, contents: Mapping[tuple[UUID, str], bytes]) -> Source
     )
 
 
-def _text(contents: Mapping[tuple[UUID, str], bytes], owner: UUID, kind: str) -> str:
+def _text(contents: Contents, run_id: UUID, owner: UUID, kind: str) -> str:
     content = contents.get((owner, kind))
     if content is None:
-        raise RefusedError("text-missing", f"a {kind} of this run is not stored any more", hint="begin a new run")
+        if (owner, kind) in contents.erased:
+            raise text_erased(kind, run_id)
+        raise RefusedError("text-missing", f"a {kind} of this run is not stored", hint="begin a new run")
     return content.decode()
 
 
@@ -180,10 +198,25 @@ def fork_fields(draft: ForkDraft) -> dict[str, Any]:
     }
 
 
+async def hold_sources(connection: Connection, draft: ForkDraft) -> None:
+    """Keeps what a fork takes over from being erased until its transaction ends.
+
+    Raises RefusedError ``text-erased`` if it was erased since it was read.
+    """
+    where = {"source": draft.source_run_id, "attempts": [step.attempt_id for step in draft.reused]}
+    _, erased = await exchange(connection, [(_LOCK_SOURCES, where), (_READ_ERASED, where)])
+    if erased:
+        raise text_erased(erased[0]["kind"], draft.source_run_id)
+
+
 def write_reused(writer: RunWriter, draft: ForkDraft) -> None:
     """Moves the steps of a plan that this transaction wrote: to their output in another run, or to left out."""
     for step in draft.reused:
-        writer.set_step_state(_pending(step.position), "reused", accepted=step.attempt_id)
+        if step.position in draft.reviewed:
+            place = {"run_id": writer.run_id, "round": 0, "position": step.position}
+            writer.statement(queries.SET_CANDIDATE, {"candidate": step.attempt_id, **place})
+        else:
+            writer.set_step_state(_pending(step.position), "reused", accepted=step.attempt_id)
         writer.statement(_KEEP_MODEL, (step.model, writer.run_id, step.position))
     for position, reason in draft.left_out.items():
         writer.set_step_state(_pending(position), "skipped", reason)

@@ -12,11 +12,13 @@ from engine.errors import BugError
 from engine.store.artifacts import READ_STEP_TEXTS, joined, read_contents
 from engine.store.database import Database
 from engine.store.ids import artifact_id, plan_id
+from engine.store.sealing import opened, text_erased
+from engine.store.sent_back import SentBack, read_sent_back
 from engine.store.tables import Attempt, Plan, PoolSnapshot, Run, Step
 
 _READ_STEPS = """
     SELECT steps.id, steps.round, steps.position, steps.worker, steps.planned_worker, steps.reads, steps.reads_all,
-           steps.state, steps.accepted_attempt_id, runs.tenant_id, runs.pool_digest
+           steps.state, steps.accepted_attempt_id, steps.sent_back, runs.tenant_id, runs.pool_digest
     FROM steps JOIN runs ON runs.id = steps.run_id
     WHERE steps.run_id = %(run_id)s AND steps.round IN (%(round)s, %(round)s - 1)
     ORDER BY steps.position
@@ -58,6 +60,9 @@ class StepInputs:
     visible: tuple[VisibleStep, ...]
     # The plan's worker, where a substitute has taken its place.
     planned_worker: str | None = None
+    # How often reviewers have sent the step back, and what they said, oldest first.
+    sent_back_count: int = 0
+    sent_back: tuple[SentBack, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,7 @@ class Assignment:
     pool_digest: str
     worker: str
     planned_worker: str | None
+    tenant_id: UUID
 
 
 async def read_assignment(database: Database, run_id: UUID, round_number: int, position: int) -> Assignment:
@@ -105,12 +111,16 @@ async def read_assignment(database: Database, run_id: UUID, round_number: int, p
     (found,) = await database.fetch((_READ_STEPS, {"run_id": run_id, "round": round_number}))
     for row in found:
         if (row["round"], row["position"]) == (round_number, position):
-            return Assignment(row["pool_digest"], row["worker"], row["planned_worker"])
+            return Assignment(row["pool_digest"], row["worker"], row["planned_worker"], row["tenant_id"])
     raise BugError("step-unknown", "there is no such step in this run")
 
 
 async def read_step_inputs(database: Database, run_id: UUID, round_number: int, position: int) -> StepInputs:
-    """Reads a step's inputs; raises BugError if the step does not exist or an output that it needs is missing."""
+    """Reads a step's inputs.
+
+    Raises BugError if the step does not exist or an output that it needs is missing, RefusedError ``text-erased`` for
+    one that somebody had erased.
+    """
     found, texts = await database.fetch(
         (_READ_STEPS, {"run_id": run_id, "round": round_number}),
         (READ_STEP_TEXTS, {"run_id": run_id, "round": round_number, "position": position}),
@@ -121,10 +131,12 @@ async def read_step_inputs(database: Database, run_id: UUID, round_number: int, 
     own = rows[position]
     earlier = [row for row in found if row["round"] != round_number] if own["reads_all"] else []
     sources = [row for row in (*earlier, *(rows[source] for source in own["reads"])) if row["state"] != "skipped"]
-    contents = joined(texts)
+    contents = joined(await opened(database.keys, texts))
 
     def part(owner: UUID | None, kind: str) -> Part:
         content = None if owner is None else contents.get((owner, kind))
+        if owner is not None and (owner, kind) in contents.erased:
+            raise text_erased(kind, run_id)
         if owner is None or content is None:
             raise BugError("input-missing", f"the {kind} that step {position} needs is not stored")
         return Part(artifact_id(owner, kind), content.decode())
@@ -147,6 +159,8 @@ async def read_step_inputs(database: Database, run_id: UUID, round_number: int, 
             )
             for row in sources
         ),
+        sent_back_count=own["sent_back"],
+        sent_back=await read_sent_back(database, run_id, round_number, position) if own["sent_back"] else (),
     )
 
 
@@ -190,6 +204,8 @@ async def read_plan_inputs(database: Database, run_id: UUID, round_number: int) 
         contents = await read_contents(connection, [run_id, *failed, *before], kinds)
 
     def part(owner: UUID, kind: str) -> Part:
+        if (owner, kind) in contents.erased:
+            raise text_erased(kind, run_id)
         return Part(artifact_id(owner, kind), contents[owner, kind].decode("utf-8", "replace"))
 
     return PlanInputs(
@@ -226,6 +242,14 @@ async def read_steps(database: Database, run_id: UUID, round_number: int) -> tup
             .order_by(Step.position)
         )
         return tuple(StoredStep(row.position, row.worker, row.queue, tuple(row.reads), row.state) for row in rows)
+
+
+async def read_pinned(database: Database, run_id: UUID) -> tuple[UUID, str]:
+    """The tenant of a run and the digest of its pool."""
+    (rows,) = await database.fetch(("SELECT tenant_id, pool_digest FROM runs WHERE id = %s", (run_id,)))
+    if not rows:
+        raise BugError("run-unknown", "there is no such run")
+    return rows[0]["tenant_id"], rows[0]["pool_digest"]
 
 
 async def read_pool_document(database: Database, digest: str) -> bytes:

@@ -83,7 +83,14 @@ def _close(
     ruling = _verdict(attempts, closed, closing, repairs_max=repairs_max)
     if isinstance(planned, RejectedPlan):
         number = invalid_plans(attempts, attempt["execution"])
-        writer.entry("plan.rejected", round=place.round, attempt=str(closing.attempt_id), number=number)
+        writer.entry(
+            "plan.rejected",
+            round=place.round,
+            attempt=str(closing.attempt_id),
+            number=number,
+            form=planned.form,
+            codes=sorted({error.code for error in planned.errors}),
+        )
         if ruling.verdict == "failed" and fallback is not None:
             write_plan(writer, place.round, fallback)
             return Ruling("done", PLAN_INVALID)

@@ -60,18 +60,23 @@ def write_plan(writer: RunWriter, round_number: int, draft: PlanDraft) -> tuple[
     writer.entry(
         "plan.accepted",
         round=round_number,
+        plan=str(owner),
         form=draft.plan.form,
         attempt=None if draft.attempt_id is None else str(draft.attempt_id),
         steps=[
             {
                 "step": step.position,
+                "id": str(step_id(writer.run_id, round_number, step.position)),
                 "worker": step.worker,
                 "model": draft.routes[step.worker].model,
                 "access": step.access if step.access == "all" else list(step.access),
+                "reads": list(step.visible()),
+                "round_before": step.access == "all" and round_number > 0,
                 "skipped": step.position in skipped,
             }
             for step in steps
         ],
+        notes=sorted({note.code for note in draft.plan.notes}),
         artifacts=committed,
     )
     return skipped

@@ -97,6 +97,19 @@ SET_STEP_STATE: Final[LiteralString] = """
     WHERE run_id = %(run_id)s AND round = %(round)s AND position = %(position)s
 """
 
+# An output waits for its reviews; afterwards it is accepted, or gone.
+SET_CANDIDATE: Final[LiteralString] = """
+    UPDATE steps SET candidate_attempt_id = %(candidate)s
+    WHERE run_id = %(run_id)s AND round = %(round)s AND position = %(position)s
+"""
+
+CLEAR_CANDIDATE: Final[LiteralString] = """
+    UPDATE steps SET candidate_attempt_id = NULL
+    WHERE run_id = %(run_id)s AND round = %(round)s AND position = %(position)s
+"""
+
+ACCEPT_ATTEMPT: Final[LiteralString] = "UPDATE attempts SET accepted = true WHERE id = %s"
+
 # Another worker takes a step over; what was tried before does not count against it.
 SUBSTITUTE_STEP: Final[LiteralString] = """
     UPDATE steps SET worker = %(worker)s, model = %(model)s, queue = %(queue)s,

@@ -19,6 +19,7 @@ from engine.store.exchange import Connection, Row
 from engine.store.lineage import FAMILY
 from engine.store.orders import Order, lock_for_order, moment, order_entry
 from engine.store.run_writer import RunWriter
+from engine.store.sealing import text_erased
 from engine.store.states import RUN_LIVE, STEP_HAS_OUTPUT
 
 # Seconds, never days: a day is 23 or 25 hours long where clocks are changed.
@@ -44,6 +45,11 @@ _READ_STEPS_BELOW = """
     SELECT run_id AS below, position, worker, planned_worker FROM unfinished
     WHERE height > 0 ORDER BY height, run_id, position
 """
+# What the steps that are left may have to read; the runs below are begun again with the same texts.
+_READ_ERASED = f"""{FAMILY}
+    SELECT artifacts.kind, artifacts.run_id FROM artifacts JOIN family ON family.id = artifacts.run_id
+    WHERE erasure_id IS NOT NULL AND kind IN ('task', 'subtask', 'output', 'plan') LIMIT 1
+"""  # noqa: S608  # a constant
 _RESUME_RUN = """
     UPDATE runs SET execution = %(execution)s, cancel_requested_at = NULL, paused_at = NULL, wake_requested_at = NULL,
         deadline_at = %(deadline_at)s, pool_digest = %(pool_digest)s
@@ -90,23 +96,27 @@ class Resumed:
 async def resume_run(database: Database, order: Order, resumption: Resumption) -> Resumed:
     """Gives a failed or cancelled run a new execution; its unfinished steps are pending again.
 
-    Raises RefusedError ``run-live``, ``run-succeeded``, ``run-is-child``, ``descendants-live``, ``run-changed`` and
-    InputError ``worker-missing`` (the new pool lacks a worker of an unfinished step); nothing was changed then.
+    Raises RefusedError ``run-live``, ``run-succeeded``, ``run-is-child``, ``descendants-live``, ``run-changed``,
+    ``text-erased`` and InputError ``worker-missing`` (the new pool lacks a worker of an unfinished step); nothing was
+    changed then.
     """
 
     async def work(connection: Connection) -> Resumed:
-        writer, known, (steps, below, steps_below, deadline) = await lock_for_order(
+        writer, known, (steps, below, steps_below, erased, deadline) = await lock_for_order(
             connection,
             order,
             (queries.READ_ALL_STEPS, (order.run_id,)),
             (_READ_LIVE_BELOW, (order.run_id, list(RUN_LIVE))),
             (_READ_STEPS_BELOW, (order.run_id,)),
+            (_READ_ERASED, (order.run_id,)),
             (_READ_DEADLINE, (resumption.deadline_s,)),
         )
         run = writer.run
         if known:
             return Resumed(run["execution"])
         _refuse(run, below, resumption)
+        if erased:
+            raise text_erased(erased[0]["kind"], erased[0]["run_id"])
         unfinished = unfinished_steps(steps)
         for step in [*unfinished, *steps_below]:
             _refuse_missing(step, resumption)

@@ -15,12 +15,15 @@ from typing import Any
 from uuid import UUID
 
 from engine.errors import BugError
+from engine.keystore import RunKeys
+from engine.ledger.after_closing import CLOSING, REOPENING, may_follow_closing
 from engine.ledger.entry import GENESIS, EntryPlace, Event, entry_bytes, entry_hash
 from engine.store import queries
 from engine.store.artifacts import INSERT as INSERT_ARTIFACT
 from engine.store.artifacts import ArtifactDraft
-from engine.store.budgets import LOCK_BUDGETS, WAKE_OTHERS, Used, settlement
+from engine.store.budgets import LOCK_BUDGETS, WAKE_OTHERS, Used, charged, settlement
 from engine.store.exchange import Connection, Params, Row, exchange
+from engine.store.sealing import writing_keys
 from engine.store.states import RUN_ENDED, AttemptState, RunState, StepState
 
 # Who acts when no person does: the engine, on behalf of whoever submitted the run.
@@ -49,17 +52,26 @@ class RunWriter:
     # Whether a step of the run has failed for good, so that the run is about to.
     failing: bool = False
     closed_attempts: list[UUID] = field(default_factory=list)
-    _statements: list[tuple[str, Params]] = field(default_factory=list)
+    _statements: list[tuple[str, Params | ArtifactDraft]] = field(default_factory=list)
     _bodies: list[bytes] = field(default_factory=list)
     _next_hash: bytes = b""
     _run_change: dict[str, Any] = field(default_factory=dict)
+    # Whether the chain stands behind its closing entry; None as long as the run's row says it.
+    _is_closed: bool | None = None
 
     def statement(self, sql: str, params: Params) -> None:
         """Adds a statement; it is sent by ``commit``, in order."""
         self._statements.append((sql, params))
 
     def entry(self, type_: str, **fields: Any) -> None:
-        """Adds a ledger entry behind those added before."""
+        """Adds a ledger entry behind those added before.
+
+        Raises BugError ``ledger-closed`` for one that may not stand behind the run's closing entry.
+        """
+        closed = self.run["state"] in RUN_ENDED if self._is_closed is None else self._is_closed
+        if closed and not may_follow_closing(type_):
+            raise BugError("ledger-closed", f"the run has ended, and {type_} may not follow its closing entry")
+        self._is_closed = type_ == CLOSING or (closed and type_ != REOPENING)
         if not self._bodies:
             self._next_hash = self.head
         place = EntryPlace(self.tenant_id, self.run_id, self.seq + len(self._bodies) + 1, self._next_hash)
@@ -67,11 +79,17 @@ class RunWriter:
         self._bodies.append(body)
         self._next_hash = entry_hash(body)
 
+    @property
+    def next_seq(self) -> int:
+        """The number that the next entry will have in the run's chain."""
+        return self.seq + len(self._bodies) + 1
+
     def artifacts(self, drafts: Iterable[ArtifactDraft]) -> list[dict[str, Any]]:
         """Stores artifacts; returns what the ledger entry says of them."""
         committed = []
         for draft in drafts:
-            self.statement(INSERT_ARTIFACT, draft.row(self.tenant_id, self.run_id))
+            # It is sealed when it is sent: reading the run's keys may have to wait.
+            self._statements.append((INSERT_ARTIFACT, draft))
             committed.append(draft.committed())
         return committed
 
@@ -82,11 +100,26 @@ class RunWriter:
             return
         ended = state in RUN_ENDED
         self._run_change.update(moved=True, ended=ended)
-        self.run["state"], self.run["reason"] = state, reason
         if ended:
-            self.entry("run.closed", state=state, reason=reason, old=old, entries_before=self.seq + len(self._bodies))
+            before, totals = self.seq + len(self._bodies), self._totals()
+            self.entry(CLOSING, state=state, reason=reason, old=old, entries_before=before, totals=totals)
         else:
             self.entry("run.changed", state=state, reason=reason, old=old)
+        self.run["state"], self.run["reason"] = state, reason
+
+    def _totals(self) -> dict[str, Any]:
+        """What the run has used up to here, for its closing entry; calls that report later add to it."""
+
+        def total(column: str) -> Any:
+            return self.run.get(column, 0) + self._run_change.get(column, 0)
+
+        return {
+            "attempts": total("attempts_count"),
+            "input_tokens": total("input_tokens"),
+            "output_tokens": total("output_tokens"),
+            "cost_usd": said_usd(usd(total("cost_usd"))),
+            "unpriced": total("attempts_unpriced"),
+        }
 
     def mark_seen(self, execution: int) -> None:
         """Remembers that this execution has shown a sign of life."""
@@ -104,7 +137,9 @@ class RunWriter:
         """Moves a step. ``row`` needs ``round``, ``position``, ``state`` and ``reason``."""
         change = self.move_step(row, state, reason, accepted=accepted)
         if change:
-            self.entry("step.changed", round=row["round"], step=row["position"], **change)
+            # Outside of an attempt's entries an output can only come from another run.
+            source = {} if accepted is None else {"attempt": str(accepted)}
+            self.entry("step.changed", round=row["round"], step=row["position"], **change, **source)
 
     def move_step(
         self, row: Mapping[str, Any], state: StepState, reason: str | None = None, *, accepted: UUID | None = None
@@ -125,6 +160,14 @@ class RunWriter:
             },
         )
         return {"state": state, "reason": reason, "old": row["state"]}
+
+    def accept_reviewed(self, step: Mapping[str, Any], attempt_id: UUID, *, own: bool, reused: bool) -> None:
+        """Accepts an output that waited for its reviews; not ``own`` is one that another run's attempt made."""
+        place = {"run_id": self.run_id, "round": step["round"], "position": step["position"]}
+        self.statement(queries.CLEAR_CANDIDATE, place)
+        if own:
+            self.statement(queries.ACCEPT_ATTEMPT, (attempt_id,))
+        self.set_step_state(step, "reused" if reused else "succeeded", accepted=attempt_id)
 
     def close_attempt(
         self,
@@ -177,11 +220,7 @@ class RunWriter:
         if step is not None and step_state is not None:
             accepted = attempt["id"] if result.accepted else None
             moved = self.move_step(step, step_state, step_reason, accepted=accepted)
-        if self.budgets:
-            lost = result.state == "unknown"
-            self.statement(*settlement(self.budgets, attempt, None if lost else _used(result)))
-            family = {"root": self.budgets[0]["run_id"], "own": self.run_id, "now": self.now}
-            self.statement(WAKE_OTHERS, family)
+        settled = self._settle(attempt, result) if self.budgets else None
         self.entry(
             "attempt.closed",
             attempt=str(attempt["id"]),
@@ -191,24 +230,39 @@ class RunWriter:
             code=result.error_code,
             notes=list(result.notes),
             accepted=result.accepted,
+            finish_reason=result.finish_reason,
+            provider_status=result.provider_status,
             input_tokens=result.input_tokens,
             output_tokens=result.output_tokens,
-            cost_usd=None if result.cost_usd is None else format(result.cost_usd, "f"),
+            cost_usd=said_usd(result.cost_usd),
+            first_token_ms=result.first_token_ms,
+            duration_ms=result.duration_ms,
+            settled=settled,
             artifacts=committed,
             moved=moved or None,
         )
+
+    def _settle(self, attempt: Mapping[str, Any], result: AttemptResult) -> dict[str, Any]:
+        """Charges the budgets for a call and wakes who waits for them; returns what the ledger says of it."""
+        used = None if result.state == "unknown" else _used(result)
+        self.statement(*settlement(self.budgets, attempt, used))
+        self.statement(WAKE_OTHERS, {"root": self.budgets[0]["run_id"], "own": self.run_id, "now": self.now})
+        return charged(attempt, used)
 
     async def commit(self, *others: RunWriter) -> None:
         """Sends everything and the COMMIT in one packet, the ledger last. The writer is used up.
 
         ``others`` are writers of further runs in the same transaction; theirs goes first.
         """
-        statements = [statement for writer in (*others, self) for statement in writer.packet()]
+        statements = [statement for writer in (*others, self) for statement in await writer.packet()]
         await exchange(self.connection, [*statements, (queries.COMMIT, ())])
         # Now all of it is durable; if the link died before the answer, it may be, and the repetition finds out.
 
-    def packet(self) -> list[tuple[str, Params]]:
-        """All statements of this writer, in order; for ``commit`` only."""
+    async def packet(self) -> list[tuple[str, Params]]:
+        """All statements of this writer, in order, its texts sealed; for ``commit`` only.
+
+        Raises what `engine.store.sealing.writing_keys` does.
+        """
         if self._run_change:
             change = {
                 "run_id": self.run_id,
@@ -224,7 +278,13 @@ class RunWriter:
             self.statement(queries.UPDATE_RUN, change)
         if self._bodies:
             self.statement(queries.APPEND_LEDGER, (self.run_id, self.seq, self.head, self._bodies))
-        return self._statements
+        keys: RunKeys | None = None
+        if any(isinstance(params, ArtifactDraft) for _, params in self._statements):
+            keys = await writing_keys(self.connection, self.run_id, self.run["key_epoch"])
+        return [
+            (sql, params.row(self.tenant_id, self.run_id, keys) if isinstance(params, ArtifactDraft) else params)
+            for sql, params in self._statements
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +310,11 @@ def usd(value: Decimal | None) -> Decimal | None:
         return None
     exact = value.quantize(_USD_STEP, ROUND_HALF_UP).normalize()
     return exact or Decimal(0)
+
+
+def said_usd(value: Decimal | None) -> str | None:
+    """Dollars as an entry says them: a plain decimal; None stays unknown."""
+    return None if value is None else format(value, "f")
 
 
 def storable(result: AttemptResult) -> AttemptResult:
@@ -306,16 +371,26 @@ async def lock_run(
 
 
 def new_run_writer(
-    connection: Connection, run_id: UUID, *, tenant_id: UUID, actor_id: str, on_behalf_of: str | None, now: datetime
+    connection: Connection,
+    run_id: UUID,
+    *,
+    tenant_id: UUID,
+    actor_id: str,
+    on_behalf_of: str | None,
+    now: datetime,
+    key_epoch: int = 0,
 ) -> RunWriter:
-    """A writer for a run that this transaction creates: its chain is empty."""
+    """A writer for a run that this transaction creates: its chain is empty.
+
+    Its keys are in the key store already; epoch 0 is a run whose texts are in the clear.
+    """
     return RunWriter(
         connection=connection,
         run_id=run_id,
         tenant_id=tenant_id,
         actor_id=actor_id,
         on_behalf_of=on_behalf_of,
-        run={"state": "created", "reason": None, "execution_seen": 0},
+        run={"state": "created", "reason": None, "execution_seen": 0, "key_epoch": key_epoch},
         now=now,
         seq=0,
         head=GENESIS,

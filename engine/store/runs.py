@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from decimal import Decimal
@@ -10,15 +11,16 @@ from uuid import UUID
 
 from psycopg.errors import UniqueViolation
 
-from engine.errors import BugError, RefusedError
+from engine.errors import BugError, RefusedError, UnavailableError
+from engine.ledger.entry import timestamp
 from engine.plan import canonical_plan
 from engine.store import queries
-from engine.store.artifacts import TEXT, ArtifactDraft
+from engine.store.artifacts import TEXT, ArtifactDraft, read_contents_within
 from engine.store.budgets import INSERT_BUDGET, NO_LIMITS, Limits
 from engine.store.database import Database
 from engine.store.drafts import PlanDraft
 from engine.store.exchange import Connection, exchange
-from engine.store.forks import ForkDraft, fork_fields, write_reused
+from engine.store.forks import ForkDraft, fork_fields, hold_sources, write_reused
 from engine.store.ids import plan_id
 from engine.store.plans import write_plan
 from engine.store.run_writer import new_run_writer
@@ -28,19 +30,18 @@ Origin = Literal["conductor", "file", "template", "fork"]
 _INSERT_RUN = """
     INSERT INTO runs (id, tenant_id, actor_id, on_behalf_of, state, origin, source_run_id, pool_digest,
                       idempotency_key, deadline_at,
-                      rounds_max)
+                      rounds_max, key_epoch)
     VALUES (%(id)s, %(tenant_id)s, %(actor_id)s, %(on_behalf_of)s, 'created', %(origin)s, %(source_run_id)s,
             %(pool_digest)s, %(idempotency_key)s, clock_timestamp() + make_interval(secs => %(deadline_s)s),
-            %(rounds_max)s)
-    RETURNING clock_timestamp() AS now
+            %(rounds_max)s, %(key_epoch)s)
+    RETURNING clock_timestamp() AS now, deadline_at
 """
+# The run is younger than this checkpoint, which brackets its time from below.
+_READ_CHECKPOINT = "SELECT max(size) AS size FROM log_checkpoints WHERE tenant_id = %s"
 _FIND_BY_KEY = """
-    SELECT runs.id, runs.origin, runs.pool_digest, task.content AS task, plan.content AS plan, created.body AS created
+    SELECT runs.id, runs.origin, runs.pool_digest, created.body AS created
     FROM runs
     JOIN ledger_entries created ON created.run_id = runs.id AND created.seq = 1
-    LEFT JOIN artifacts task ON task.owner_id = runs.id AND task.kind = 'task'
-    LEFT JOIN plans ON plans.run_id = runs.id AND plans.round = 0
-    LEFT JOIN artifacts plan ON plan.owner_id = plans.id AND plan.kind = 'plan'
     WHERE runs.tenant_id = %s AND runs.idempotency_key = %s
 """
 
@@ -89,14 +90,20 @@ async def create_run(database: Database, new: NewRun) -> CreatedRun:
             existing = await _find_existing(connection, new)
             if existing is not None:
                 return existing
-        await _insert(connection, new)
+        # On disk before the run can be. If we die in between, they are an orphan's, which the sweep forgets.
+        keys = None if database.keys is None else await database.keys.create(new.id)
+        await _insert(connection, new, key_epoch=0 if keys is None else keys.epoch)
         return CreatedRun(new.id, existing=False)
 
     try:
-        return await database.write(work)
+        created = await database.write(work)
     except UniqueViolation:
         # Another submitter with the same key, or our own first try whose COMMIT got no answer, was there first.
-        return await database.write(lambda connection: _find_again(connection, new))
+        created = await database.write(lambda connection: _find_again(connection, new))
+    if database.keys is not None and not created.existing:
+        with contextlib.suppress(UnavailableError):
+            await database.keys.settle(new.id)
+    return created
 
 
 async def _find_again(connection: Connection, new: NewRun) -> CreatedRun:
@@ -114,13 +121,24 @@ async def _find_existing(connection: Connection, new: NewRun) -> CreatedRun | No
     if not rows:
         return None
     found = rows[0]
-    if found["id"] != new.id and not _same_request(found, new):
+    if found["id"] == new.id:
+        return CreatedRun(new.id, existing=False)
+    plan = plan_id(found["id"], 0)
+    contents = await read_contents_within(connection, [found["id"], plan], ("task", "plan"))
+    if contents.erased:
+        raise RefusedError(
+            "idempotency-conflict",
+            f"the idempotency key belongs to run {found['id']}, whose texts were erased, so nobody can compare them",
+            hint="use a new key for a new request",
+        )
+    found |= {"task": contents.get((found["id"], "task")), "plan": contents.get((plan, "plan"))}
+    if not _same_request(found, new):
         raise RefusedError(
             "idempotency-conflict",
             f"the idempotency key belongs to run {found['id']}, which was another request",
             hint="use a new key for a new request",
         )
-    return CreatedRun(found["id"], existing=found["id"] != new.id)
+    return CreatedRun(found["id"], existing=True)
 
 
 def _same_request(found: dict[str, Any], new: NewRun) -> bool:
@@ -129,11 +147,9 @@ def _same_request(found: dict[str, Any], new: NewRun) -> bool:
         return False
     if not _same_limits(json.loads(bytes(found["created"]))["data"].get("budget"), new.limits):
         return False
-    if found["task"] is None or bytes(found["task"]) != new.task.encode():
+    if found["task"] != new.task.encode():
         return False
-    if new.plan is None:
-        return True
-    return found["plan"] is not None and bytes(found["plan"]) == canonical_plan(new.plan.plan)
+    return new.plan is None or bool(found["plan"] == canonical_plan(new.plan.plan))
 
 
 def _same_limits(said: dict[str, Any] | None, limits: Limits) -> bool:
@@ -143,7 +159,7 @@ def _same_limits(said: dict[str, Any] | None, limits: Limits) -> bool:
     return Limits(usd, before["tokens"], before["calls"]) == limits
 
 
-async def _insert(connection: Connection, new: NewRun) -> None:
+async def _insert(connection: Connection, new: NewRun, *, key_epoch: int) -> None:
     run = {
         "id": new.id,
         "tenant_id": new.tenant_id,
@@ -156,15 +172,19 @@ async def _insert(connection: Connection, new: NewRun) -> None:
         # Seconds, never days: a day is 23 or 25 hours long where clocks are changed.
         "deadline_s": new.deadline_s,
         "rounds_max": new.rounds_max,
+        "key_epoch": key_epoch,
     }
-    _, _, (row,) = await exchange(
+    _, _, (row,), (signed,) = await exchange(
         connection,
         [
             (queries.BEGIN, ()),
             (queries.INSERT_POOL, (new.pool_digest, new.pool_name, new.pool_document)),
             (_INSERT_RUN, run),
+            (_READ_CHECKPOINT, (new.tenant_id,)),
         ],
     )
+    if new.fork is not None:
+        await hold_sources(connection, new.fork)
     writer = new_run_writer(
         connection,
         new.id,
@@ -172,6 +192,7 @@ async def _insert(connection: Connection, new: NewRun) -> None:
         actor_id=new.actor_id,
         on_behalf_of=new.on_behalf_of,
         now=row["now"],
+        key_epoch=key_epoch,
     )
     writer.statement(queries.INSERT_HEAD, (new.id, writer.head))
     writer.statement(queries.INSERT_PLAN_ROW, (plan_id(new.id, 0), new.id, 0))
@@ -184,7 +205,11 @@ async def _insert(connection: Connection, new: NewRun) -> None:
         origin=new.origin,
         pool=new.pool_digest,
         execution=1,
+        deadline=None if row["deadline_at"] is None else timestamp(row["deadline_at"]),
+        rounds_max=new.rounds_max,
+        depth=0,
         budget=new.limits.said(),
+        checkpoint=signed["size"],
         artifacts=writer.artifacts([task]),
         **({} if new.fork is None else {"source": fork_fields(new.fork)}),
     )

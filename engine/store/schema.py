@@ -24,6 +24,7 @@ from sqlalchemy.pool import NullPool
 
 from engine.errors import InputError, RefusedError, UnavailableError
 from engine.store.database import SERVER_VERSION_MIN, unreachable
+from engine.store.roles import apply_grants, become_owner, grants_in_force
 
 # Any constant will do, as long as nobody else uses it in this database.
 LOCK_KEY = 0x706F6469756D
@@ -164,8 +165,12 @@ def _patiently(migrate: _Migrate) -> str | None:
 def _upgrade_once(connection: Connection, directory: ScriptDirectory, blockers: set[int]) -> str | None:
     with connection.begin():
         _take_lock(connection)
+        owns = become_owner(connection)
         version = _version(connection, directory)
         if version.standing == "current":
+            if owns and not grants_in_force(connection):
+                # The roles came after the schema.
+                apply_grants(connection)
             return None
         if version.standing == "ahead":
             raise _newer(version)
@@ -173,6 +178,8 @@ def _upgrade_once(connection: Connection, directory: ScriptDirectory, blockers: 
         with _operations(connection, blockers):
             script.module.upgrade()
         _write_version(connection, script.revision)
+        if owns:
+            apply_grants(connection)
     # Now the migration and its version number are durable together; a crash before this line left neither.
     return script.revision
 
@@ -180,6 +187,7 @@ def _upgrade_once(connection: Connection, directory: ScriptDirectory, blockers: 
 def _downgrade_once(connection: Connection, directory: ScriptDirectory, target: str, blockers: set[int]) -> str | None:
     with connection.begin():
         _take_lock(connection)
+        become_owner(connection)
         version = _version(connection, directory)
         if version.standing == "ahead":
             raise _newer(version)

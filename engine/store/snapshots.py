@@ -10,15 +10,16 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, Text, cast, func, select
+from sqlalchemy import Executable, Text, cast, func, select
 from sqlalchemy import text as sql_text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from engine.store.artifacts import read_contents
+from engine.store.artifacts import Contents, read_contents, read_tasks
 from engine.store.budgets import READ_BUDGET, BudgetSnapshot, budget_snapshot
 from engine.store.database import Database
 from engine.store.ids import plan_id, step_id
-from engine.store.tables import Artifact, Attempt, PoolSnapshot, Run, Step
+from engine.store.review_views import ReviewLine, reviews_of_run
+from engine.store.tables import Attempt, PoolSnapshot, Run, Step
 from engine.store.trees import (
     Descendant,
     ParentStep,
@@ -33,6 +34,8 @@ from engine.store.trees import (
 from engine.store.waiting import WAIT_ENTRIES, waiting_since
 
 PREVIEW_CHARS = 120
+PREVIEW_BYTES = PREVIEW_CHARS * 4
+ERASED_PREVIEW = "(erased)"
 _BUDGET = sql_text(READ_BUDGET.replace("%s", ":run_id"))
 _WAITS = sql_text(WAIT_ENTRIES)
 
@@ -81,6 +84,8 @@ class StepSnapshot:
     attempts: tuple[AttemptSnapshot, ...]
     # Since when it waits, if it does.
     waiting_since: datetime | None = None
+    # Its output was there and was erased.
+    output_erased: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,14 @@ class RunSnapshot:
     parent: ParentStep | None = None
     below: tuple[Descendant, ...] = ()
     rounds: tuple[RoundSnapshot, ...] = ()
+    reviews: tuple[ReviewLine, ...] = ()
+    # The kinds of texts that were there and were erased: task, subtask, output, plan and the like.
+    erased: frozenset[str] = frozenset()
+
+    @property
+    def answer_erased(self) -> bool:
+        """Whether the run had an answer, which was erased."""
+        return self.state == "succeeded" and bool(self.steps) and self.steps[-1].output_erased
 
     @property
     def totals(self) -> Totals:
@@ -195,6 +208,7 @@ async def _read_run(connection: AsyncConnection, run_id: UUID) -> RunSnapshot | 
             children=tuple(child.id for child in children_of(below, run_id)),
             below=below,
             rounds=rounds,
+            reviews=await reviews_of_run(connection, run_id),
             plan_form=next((one.form for one in rounds if one.number == _round_shown(row, steps)), None),
         ),
     )
@@ -222,7 +236,7 @@ async def _with_waits_and_budget(connection: AsyncConnection, run: RunSnapshot) 
 
 async def _contents(
     connection: AsyncConnection, run_id: UUID, round_number: int, steps: Sequence[Any], attempts: Sequence[Any]
-) -> dict[tuple[UUID, str], bytes]:
+) -> Contents:
     owners = {run_id, plan_id(run_id, round_number)}
     owners.update(step_id(run_id, step.round, step.position) for step in steps)
     owners.update(step.accepted_attempt_id for step in steps if step.accepted_attempt_id is not None)
@@ -235,7 +249,7 @@ def _assemble(
     row: Any,
     steps: Sequence[Any],
     attempts: Sequence[Any],
-    contents: dict[tuple[UUID, str], bytes],
+    contents: Contents,
 ) -> RunSnapshot:
     run = row
 
@@ -256,6 +270,7 @@ def _assemble(
             access_all=step.reads_all,
             subtask=text(step_id(run.id, step.round, step.position), "subtask"),
             output=text(step.accepted_attempt_id, "output"),
+            output_erased=(step.accepted_attempt_id, "output") in contents.erased,
             started_at=step.started_at,
             ended_at=step.ended_at,
             attempts=tuple(
@@ -298,6 +313,7 @@ def _assemble(
         steps=step_snapshots,
         children=(),
         source_run_id=run.source_run_id,
+        erased=frozenset(kind for _, kind in contents.erased),
     )
 
 
@@ -342,7 +358,6 @@ async def list_runs(
 
     ``cost_usd`` is None while a part of it is unknown.
     """
-    preview = func.substring(Artifact.content, 1, PREVIEW_CHARS * 4)
     query = (
         select(
             Run.id,
@@ -353,10 +368,8 @@ async def list_runs(
             Run.parent_round,
             Run.parent_position,
             PoolSnapshot.name.label("pool"),
-            preview.label("preview"),
         )
         .join(PoolSnapshot, PoolSnapshot.digest == Run.pool_digest)
-        .outerjoin(Artifact, (Artifact.owner_id == Run.id) & (Artifact.kind == "task") & (Artifact.ordinal == 0))
         .where(Run.tenant_id == tenant_id)
         .order_by(Run.created_at.desc(), Run.id.desc())
         .limit(limit)
@@ -366,17 +379,22 @@ async def list_runs(
     if not children:
         query = query.where(Run.parent_run_id.is_(None))
 
-    async def read(connection: AsyncConnection) -> tuple[Sequence[Any], dict[UUID, Decimal | None]]:
+    async def read(
+        connection: AsyncConnection,
+    ) -> tuple[Sequence[Any], dict[UUID, Decimal | None], dict[UUID, str | None]]:
         found = await _all(connection, query)
-        return found, await read_costs(connection, [row.id for row in found])
+        ids = [row.id for row in found]
+        tasks = await read_tasks(connection, ids, PREVIEW_BYTES)
+        costs = await read_costs(connection, ids)
+        return found, costs, {run_id: _preview(text) for run_id, text in tasks.items()}
 
-    rows, costs = await database.query(read)
+    rows, costs, previews = await database.query(read)
     return tuple(
         RunLine(
             id=row.id,
             state=row.state,
             reason=row.reason,
-            task_preview=_preview(row.preview),
+            task_preview=previews.get(row.id),
             pool=row.pool,
             created_at=row.created_at,
             cost_usd=costs.get(row.id),
@@ -392,13 +410,13 @@ async def find_runs(database: Database, tenant_id: UUID, prefix: str, *, limit: 
     return tuple(row[0] for row in await database.query(lambda connection: _all(connection, query)))
 
 
-async def _all(connection: AsyncConnection, query: Select[Any]) -> Sequence[Any]:
+async def _all(connection: AsyncConnection, query: Executable) -> Sequence[Any]:
     rows: Sequence[Any] = (await connection.execute(query)).all()
     return rows
 
 
 def _preview(content: bytes | None) -> str | None:
     if content is None:
-        return None
+        return ERASED_PREVIEW
     text = " ".join(bytes(content).decode("utf-8", "ignore").split())
     return text if len(text) <= PREVIEW_CHARS else text[: PREVIEW_CHARS - 1] + "…"

@@ -111,6 +111,8 @@ class Run(Base):
     cost_usd: Mapped[Decimal] = mapped_column(server_default="0")
     attempts_unpriced: Mapped[int] = mapped_column(server_default="0")
     attempts_count: Mapped[int] = mapped_column(server_default="0")
+    # Which keys its texts are sealed with, see `engine.keystore`; 0 is a run whose texts are in the clear.
+    key_epoch: Mapped[int] = mapped_column(server_default="0")
     created_at: Mapped[datetime] = mapped_column(server_default=func.clock_timestamp())
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
@@ -212,6 +214,9 @@ class Step(Base):
     planned_worker: Mapped[str | None]
     # Attempts up to this number do not count against the worker's limit: a substitute or an operator began anew.
     attempts_base: Mapped[int] = mapped_column(server_default="0")
+    # The attempt whose output waits for a review, and how often reviewers have sent an output back.
+    candidate_attempt_id: Mapped[UUID | None]
+    sent_back: Mapped[int] = mapped_column(server_default="0")
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
 
@@ -224,6 +229,7 @@ class Step(Base):
             "(state IN ('succeeded', 'reused')) = (accepted_attempt_id IS NOT NULL)",
             name="accepted",
         ),
+        CheckConstraint("candidate_attempt_id IS NULL OR accepted_attempt_id IS NULL", name="candidate"),
     )
 
 
@@ -286,44 +292,59 @@ class Attempt(Base):
 class Artifact(Base):
     """Stored bytes. ``owner_id`` is the run, plan, step or attempt; parts of one kind are ordered by ``ordinal``.
 
-    ``salt`` belongs to the commitment that the ledger holds; both go when the artifact is erased.
+    ``salt`` belongs to the commitment that the ledger holds; both go when the artifact is erased. ``content`` is sealed
+    with the run's keys of ``key_epoch``, and then the salt is inside it; with epoch 0 both are in the clear. ``run_id``
+    is the chain whose entry commits to it: a run's, or the tenant's own.
     """
 
     __tablename__ = "artifacts"
     id: Mapped[UUID] = mapped_column(primary_key=True)
     tenant_id: Mapped[UUID]
-    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
+    run_id: Mapped[UUID]
     owner_id: Mapped[UUID]
     kind: Mapped[str]
     ordinal: Mapped[int] = mapped_column(server_default="0")
     role: Mapped[str]
     media_type: Mapped[str]
-    content: Mapped[bytes]
-    salt: Mapped[bytes]
+    content: Mapped[bytes | None]
+    salt: Mapped[bytes | None]
     byte_count: Mapped[int]
+    key_epoch: Mapped[int] = mapped_column(server_default="0")
+    # Set when its erasure begins; the content is there until the key is gone, then both times are.
+    erasure_id: Mapped[UUID | None]
+    erased_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.clock_timestamp())
 
     __table_args__ = (
         UniqueConstraint("owner_id", "kind", "ordinal"),
         CheckConstraint("octet_length(salt) = 32", name="salt"),
+        CheckConstraint("(content IS NULL) = (erased_at IS NOT NULL)", name="erased"),
+        CheckConstraint("(salt IS NOT NULL) = (key_epoch = 0 AND erased_at IS NULL)", name="sealed"),
+        Index("ix_artifacts_erasure_id", "erasure_id", postgresql_where=text("erasure_id IS NOT NULL")),
         Index("ix_artifacts_run_id", "run_id"),
     )
 
 
 class LedgerHead(Base):
-    """The end of a run's chain: the number of entries so far and the hash of the last one (32 zero bytes at first)."""
+    """The end of a chain: the number of entries so far and the hash of the last one (32 zero bytes at first).
+
+    ``run_id`` is the chain's id: a run's, or the tenant's for what belongs to no run (the system chain).
+    """
 
     __tablename__ = "ledger_heads"
-    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    run_id: Mapped[UUID] = mapped_column(primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger)
     hash: Mapped[bytes]
 
 
 class LedgerEntry(Base):
-    """One event of a run. ``body`` is the truth, byte for byte; ``type`` and ``at`` are projections for queries."""
+    """One event of a run. ``body`` is the truth, byte for byte; ``type`` and ``at`` are projections for queries.
+
+    ``run_id`` is the chain's id, as in ``LedgerHead``. Entries come in through ``ledger_append`` and never change.
+    """
 
     __tablename__ = "ledger_entries"
-    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.id"))
+    run_id: Mapped[UUID]
     seq: Mapped[int] = mapped_column(BigInteger)
     tenant_id: Mapped[UUID]
     prev: Mapped[bytes]
@@ -336,6 +357,13 @@ class LedgerEntry(Base):
         PrimaryKeyConstraint("run_id", "seq"),
         CheckConstraint("seq >= 1", name="seq"),
         UniqueConstraint("run_id", "hash"),
+        # The history of the signer's keys.
+        Index(
+            "ix_ledger_entries_keys",
+            "run_id",
+            "seq",
+            postgresql_where=text("type IN ('key.created', 'key.rotated')"),
+        ),
     )
 
 
@@ -374,3 +402,9 @@ class TemporalCluster(Base):
     remembered_at: Mapped[datetime] = mapped_column(server_default=func.clock_timestamp())
 
     __table_args__ = (CheckConstraint("singleton", name="singleton"),)
+
+
+# The tables of other modules, so that all are known wherever these are.
+from engine.store import key_tables as _key_tables  # noqa: E402, F401  # they need the base above
+from engine.store import log_tables as _log_tables  # noqa: E402, F401  # they need the base above
+from engine.store import review_tables as _review_tables  # noqa: E402, F401  # they need the base above

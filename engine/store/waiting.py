@@ -85,6 +85,10 @@ async def show_held(connection: Connection, writer: RunWriter, place: tuple[int,
     (rows,) = await exchange(connection, [(queries.READ_UNFINISHED, (writer.run_id, round_number))])
     # The step's own row is as it was before this transaction.
     own = {"state": "waiting", "reason": code}
+    if not rows:
+        # Every step is done, and yet the run may not end: its answer waits for people.
+        writer.set_run_state("waiting", code)
+        return
     present = [{**row, **own} if row["position"] == position else row for row in rows]
     show_waiting(writer, present, after_call=False)
 

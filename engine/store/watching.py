@@ -16,6 +16,8 @@ from psycopg import sql
 from sqlalchemy import text
 
 from engine.store.database import Database, is_pooled
+from engine.store.gates import REVIEW
+from engine.store.review_views import ReviewLine, reviews_of_run
 from engine.store.states import RUN_LIVE
 from engine.store.trees import Descendant, read_below
 from engine.store.waiting import WAIT_ENTRIES, waiting_since
@@ -101,6 +103,8 @@ class RunProgress:
     steps: tuple[StepProgress, ...]
     # The runs below it, from the top.
     below: tuple[Descendant, ...] = ()
+    # Reviews, looked up only while something waits for one.
+    reviews: tuple[ReviewLine, ...] = ()
 
 
 async def read_progress(database: Database, run_id: UUID) -> RunProgress | None:
@@ -113,6 +117,8 @@ async def read_progress(database: Database, run_id: UUID) -> RunProgress | None:
         waiting = [(step.round, step.position) for step in steps if step.state == "waiting"]
         entries = (await connection.execute(_WAITS, {"run_id": run_id})).all() if waiting else ()
         below = await read_below(connection, run_id)
+        asked = REVIEW in {run.reason, *(step.reason for step in steps)}
+        reviews = await reviews_of_run(connection, run_id) if asked else ()
     since = waiting_since(entries, waiting)
     planning = None
     if run.attempts:
@@ -147,6 +153,7 @@ async def read_progress(database: Database, run_id: UUID) -> RunProgress | None:
             for step in steps
         ),
         below=below,
+        reviews=reviews,
     )
 
 

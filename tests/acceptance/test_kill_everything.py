@@ -83,6 +83,7 @@ def test_a_killed_run_goes_on_with_the_next_command_and_no_finished_step_is_call
     assert run["cost_complete"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["keeper", "postgres", "temporal"])
 def test_a_run_survives_the_death_of_any_one_part(provider: Provider, victim: str) -> None:
     provider.script({"text": "One.", "delay_headers_s": 3}, contains="first thing", times=1)

@@ -73,6 +73,7 @@ def worker(installed: Path, servers: TestServers, database_url: str, tmp_path: P
         "PYTHONWARNINGS": "always::UserWarning,always::RuntimeWarning",
         "PODIUM_DATABASE_URL": database_url,
         "PODIUM_TEMPORAL_ADDRESS": servers.temporal_address,
+        "PODIUM_KEY_STORE": (tmp_path / "keys").as_uri(),
         "PODIUM_HOME": str(tmp_path / "home"),
     }
     with Workers(database_url, servers.temporal_address, tmp_path) as workers:

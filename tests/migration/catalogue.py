@@ -22,11 +22,12 @@ _QUERIES = {
         SELECT tablename || '.' || indexname, indexdef FROM pg_indexes
         WHERE schemaname = 'public' AND tablename <> 'alembic_version'""",
     "triggers": """
-        SELECT c.relname || '.' || t.tgname, pg_get_triggerdef(t.oid)
+        SELECT c.relname || '.' || t.tgname, pg_get_triggerdef(t.oid) || ' enabled ' || t.tgenabled::text
         FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
         WHERE c.relnamespace = 'public'::regnamespace AND NOT t.tgisinternal""",
     "functions": """
-        SELECT p.proname || '(' || pg_get_function_arguments(p.oid) || ')', p.prosrc
+        SELECT p.proname || '(' || pg_get_function_arguments(p.oid) || ')',
+               p.prosrc || ' definer ' || p.prosecdef || coalesce(p.proconfig::text, '')
         FROM pg_proc p WHERE p.pronamespace = 'public'::regnamespace""",
     "rows": "SELECT subject || ': ' || old_state || ' to ' || new_state, '' FROM legal_transitions",
 }

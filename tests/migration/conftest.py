@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from alembic.script import ScriptDirectory
 
-from engine.store.schema import scripts
+from engine.store.schema import scripts, upgrade_schema
 from tests.support.servers import TestServers
 
 NEXT_REVISION = "9001"
@@ -29,6 +29,14 @@ down_revision = "{head}"
 def upgrade() -> None:
     {body}
 '''
+
+
+@pytest.fixture(scope="session")
+def template_database(servers: TestServers) -> str:
+    """As on a server of one's own with one role, which owns what it makes and may change it by hand."""
+    url = servers.new_database()
+    upgrade_schema(url)
+    return url
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from tests.support.command import podium
 from tests.support.stored import answered, check_invariants, opening, record, stored_run
 
 HEAD = str(scripts().get_current_head())
+# Newest first, down to the first schema.
+ALL_BUT_FIRST = [script.revision for script in scripts().walk_revisions() if script.revision != "0001"]
 # What only schema 0002 can express, and the words in which its downgrade refuses.
 ONLY_0002 = {
     "budgets": "INSERT INTO budgets (run_id, tenant_id, usd_limit) SELECT id, tenant_id, 1 FROM runs LIMIT 1",
@@ -71,11 +73,11 @@ def connection(database_url: str) -> Iterator[psycopg.Connection[tuple[object, .
 def test_down_to_the_schema_before_and_up_again_keeps_every_record(database_url: str) -> None:
     ended, live = asyncio.run(_two_runs(database_url))
     before, kept = catalogue(database_url), asyncio.run(record(database_url, live))
-    assert downgrade_schema(database_url, "0001").reverted == [HEAD]
+    assert downgrade_schema(database_url, "0001").reverted == ALL_BUT_FIRST
     assert revision(database_url) == "0001"
     assert "budgets.run_id" not in catalogue(database_url, "columns")["columns"]
     assert downgrade_schema(database_url, "0001").reverted == []
-    assert upgrade_schema(database_url).applied == [HEAD]
+    assert upgrade_schema(database_url).applied == ALL_BUT_FIRST[::-1]
     assert catalogue(database_url) == before
     assert asyncio.run(record(database_url, live)) == kept
     for run_id in (ended, live):
@@ -105,6 +107,7 @@ def test_what_the_older_schema_cannot_express_keeps_the_newer_one(
 ) -> None:
     _, live = asyncio.run(_two_runs(database_url))
     connection.execute(statement.encode())
+    downgrade_schema(database_url, "0002")
     before = catalogue(database_url)
     with pytest.raises(RefusedError) as caught:
         downgrade_schema(database_url, "0001")
@@ -112,7 +115,8 @@ def test_what_the_older_schema_cannot_express_keeps_the_newer_one(
     assert caught.value.exit_code == ExitCode.FAILED
     assert words in caught.value.message
     assert catalogue(database_url) == before
-    assert revision(database_url) == HEAD
+    assert revision(database_url) == "0002"
+    upgrade_schema(database_url)
     require_current_schema(database_url)
     assert asyncio.run(record(database_url, live)).steps
 
@@ -146,7 +150,7 @@ def test_a_blocked_downgrade_gives_up_and_names_the_blocker(database_url: str, m
         assert caught.value.code == "migration-blocked"
         assert f"process {blocker} of the database" in caught.value.message
         assert catalogue(database_url) == before
-    assert downgrade_schema(database_url, "0001").reverted == [HEAD]
+    assert downgrade_schema(database_url, "0001").reverted == ALL_BUT_FIRST
 
 
 def test_the_embedded_servers_do_not_go_back(tmp_path: Path) -> None:
@@ -158,7 +162,7 @@ def test_the_embedded_servers_do_not_go_back(tmp_path: Path) -> None:
 def test_the_command_says_what_it_took_back(database_url: str, tmp_path: Path) -> None:
     env = {"PODIUM_DATABASE_URL": database_url, "PODIUM_TEMPORAL_ADDRESS": "127.0.0.1:1"}
     done = podium("db", "downgrade", "0001", home=tmp_path / "home", env=env)
-    assert (done.code, done.out) == (0, f"took back {HEAD}; the schema is now 0001\n")
+    assert (done.code, done.out) == (0, f"took back {', '.join(ALL_BUT_FIRST)}; the schema is now 0001\n")
     assert (
         podium("db", "downgrade", "0001", home=tmp_path / "home", env=env).out == "nothing to do; the schema is 0001\n"
     )

@@ -17,6 +17,8 @@ from engine.store.tables import Base
 from tests.migration.catalogue import STRUCTURE, catalogue
 from tests.support.processes import CHECKOUT, environment
 
+APPEND_ONLY = ("ledger_entries", "log_leaves", "log_nodes", "log_checkpoints")
+
 
 def test_autogenerate_finds_nothing_to_migrate(database_url: str) -> None:
     engine = create_engine(database_url, poolclass=NullPool)
@@ -48,8 +50,19 @@ def test_the_comparison_sees_a_check_constraint_that_only_one_side_has(database_
 
 def test_what_models_cannot_say_is_there(database_url: str) -> None:
     found = catalogue(database_url, "triggers", "functions")
-    assert set(found["triggers"]) == {f"{table}.legal_transition" for table in ("runs", "steps", "attempts")}
-    assert {name.partition("(")[0] for name in found["functions"]} == {"check_transition", "ledger_append"}
+    append_only = {f"{table}.append_only" for table in APPEND_ONLY}
+    heads = {f"ledger_heads.{name}" for name in ("genesis", "forward", "keep")}
+    always = append_only | heads | {"ledger_entries.enqueue", "log_checkpoints.size"}
+    moves = {f"{table}.legal_transition" for table in ("runs", "steps", "attempts")}
+    assert set(found["triggers"]) >= always | moves
+    for name in always:
+        # Also in a session that says it is a replica.
+        assert found["triggers"][name].endswith("enabled A"), name
+    functions = {name.partition("(")[0]: text for name, text in found["functions"].items()}
+    assert set(functions) >= {"check_transition", "ledger_append", "log_extend", "ledger_enqueue", "ledger_refuse"}
+    for name in ("ledger_append", "log_extend"):
+        assert "definer true" in functions[name]
+        assert "search_path=pg_catalog, public, pg_temp" in functions[name]
 
 
 def test_there_is_exactly_one_head() -> None:

@@ -128,6 +128,13 @@ async def waiting_for_an_operator(stage: Stage) -> UUID:
     return run_id
 
 
+async def waiting_for_a_review(stage: Stage) -> UUID:
+    """People are asked about the first step's output."""
+    run_id = await stage.start("plain", "plain", plan=TWO, policy={"reviews": [{"gate": "after"}]})
+    await stage.events(run_id, "TIMER_STARTED")
+    return run_id
+
+
 async def over_its_budget(stage: Stage) -> UUID:
     """One call was allowed, and there are two steps."""
     run_id = await stage.start("plain", "plain", plan=TWO, limits=Limits(calls=1))
@@ -218,6 +225,7 @@ STANDING: Final[tuple[Scene, ...]] = (
     paused,
     planning_again,
     waiting_for_an_operator,
+    waiting_for_a_review,
     over_its_budget,
     without_a_worker,
     in_the_second_round,

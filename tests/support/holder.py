@@ -2,7 +2,7 @@
 
     python -m tests.support.holder HOME [postgres] [temporal] [no-namespaces]
 
-It prints one JSON line when everything runs: `{"pid", "postgres": {"pid", "url"}, "temporal": {"pid", "address",
+It prints one JSON line when everything runs: `{"pid", "postgres": {"pid", "url", "migration_url"}, "temporal": {"pid", "address",
 "cluster_id", "was_new_file"}}`, or `{"code", "message", "hint"}` and ends with the error's exit code.
 """
 
@@ -30,7 +30,7 @@ async def hold(path: Path, wanted: set[str]) -> None:
     temporal = TemporalServer(home)
     if "postgres" in wanted:
         await postgres.start()
-        facts["postgres"] = {"pid": postgres.pid, "url": postgres.url}
+        facts["postgres"] = {"pid": postgres.pid, "url": postgres.url, "migration_url": postgres.migration_url}
     if "temporal" in wanted:
         await temporal.start()
         facts["temporal"] = {

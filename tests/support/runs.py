@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from engine.keystore import PLAIN
 from engine.service import Submission, submit
 from engine.settings import TemporalSettings
 from engine.store.database import Database
@@ -20,6 +21,8 @@ from worker_pools.process import WorkerOptions, WorkerProcess
 from worker_pools.secrets import SecretStore
 
 WORKERS = ("alpha", "beta", "gamma")
+# The key stores of databases whose texts are sealed, for whoever opens a second worker on one.
+KEY_STORES: dict[str, str] = {}
 
 
 def make_pool(folder: Path, base_url: str, **changes: Any) -> Pool:
@@ -62,6 +65,7 @@ async def worker_process(database_url: str, temporal_address: str, **options: An
             temporal=TemporalSettings(temporal_address),
             queues=options.pop("queues", ("stand-in",)),
             grace_s=options.pop("grace_s", 0.5),
+            key_store=options.pop("key_store", KEY_STORES.get(database_url, PLAIN)),
             **options,
         ),
         SecretStore({}),

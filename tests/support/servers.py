@@ -30,7 +30,18 @@ from psycopg import sql
 from engine.keeper.home import HomeLock, lock_home, open_home
 from engine.keeper.postgres import PostgresServer
 from engine.keeper.temporal import TemporalServer
+from engine.store.roles import MIGRATOR, OWNER
 
+# Roles that only test servers have: one that may do anything, as an attacker or administrator of the server, and one
+# that owns its databases, as on a server of one's own where there is one role. The migrator's password is known, too.
+SUPERUSER: Final = "test_superuser"
+SINGLE: Final = "test_single"
+PASSWORD: Final = "test"  # the socket's folder is private
+EXTRA_SETUP: Final = (
+    f"CREATE ROLE {SUPERUSER} SUPERUSER LOGIN PASSWORD '{PASSWORD}';",
+    f"CREATE ROLE {SINGLE} LOGIN PASSWORD '{PASSWORD}';",
+    f"ALTER ROLE {MIGRATOR} PASSWORD '{PASSWORD}';",
+)
 # A test's database need not survive a power cut, and fsync is most of what cloning one costs.
 FAST_SETTINGS: Final = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
@@ -43,11 +54,10 @@ class TestServers:
     __test__ = False  # the name begins with Test, but it is none
 
     def __init__(self) -> None:
-        # The role may create databases here, so that tests can clone a template; users' servers do not allow that.
         self._folder = tempfile.TemporaryDirectory(prefix="podium-test-", ignore_cleanup_errors=True)
         self.home = open_home(Path(self._folder.name) / "home")
         self._lock: HomeLock | None = lock_home(self.home)
-        self.postgres = PostgresServer(self.home, settings=FAST_SETTINGS, role_attributes=("CREATEDB",))
+        self.postgres = PostgresServer(self.home, settings=FAST_SETTINGS, extra_setup=EXTRA_SETUP)
         self.temporal = TemporalServer(self.home)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="test-servers", daemon=True)
@@ -56,9 +66,9 @@ class TestServers:
 
     @property
     def postgres_admin_url(self) -> str:
-        """SQLAlchemy address of the database `podium`; its role may create databases and is no superuser."""
+        """SQLAlchemy address of the database `podium` for a superuser, which only test servers have."""
         self._start(self.postgres)
-        return self.postgres.url
+        return superuser_url(self.postgres.url)
 
     @property
     def temporal_address(self) -> str:
@@ -66,18 +76,26 @@ class TestServers:
         self._start(self.temporal)
         return self.temporal.address
 
-    def new_database(self, template: str | None = None) -> str:
-        """Make a database and return its address. `template` is the address or name of one to clone.
+    def new_database(self, template: str | None = None, *, roles: bool = False) -> str:
+        """Make a database and return its address. `template` is the address of one to clone, with its roles.
+
+        Without a template it is empty, and the address is that of its owner, as on a server with one role. With
+        `roles` the owner is the owner role, and the address that of the application's role, as in the embedded
+        default; `migrator_url` gives the one that migrations need.
 
         Nobody may be connected to the template: dispose of the engine that filled it first.
         """
         name = f"test_{uuid4().hex}"
-        statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+        roles = roles or (template is not None and urlsplit(template).username != SINGLE)
+        statement = sql.SQL("CREATE DATABASE {} OWNER {}").format(
+            sql.Identifier(name), sql.Identifier(OWNER if roles else SINGLE)
+        )
         if template is not None:
             # FILE_COPY clones files instead of logging every page: the fastest way without fsync.
             statement += sql.SQL(" TEMPLATE {} STRATEGY FILE_COPY").format(sql.Identifier(database_name(template)))
         self._execute(statement)
-        return self.postgres.url_of(name)
+        url = self.postgres.url_of(name)
+        return url if roles else _as_role(url, SINGLE)
 
     def drop_database(self, url: str) -> None:
         """Drop a database that `new_database` made, and end whatever is still connected to it."""
@@ -122,6 +140,21 @@ class TestServers:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def superuser_url(url: str) -> str:
+    """The same database for a superuser: an administrator, or an attacker who got that far."""
+    return _as_role(url, SUPERUSER)
+
+
+def migrator_url(url: str) -> str:
+    """The same database for migrations, where it was made with `roles`."""
+    return _as_role(url, MIGRATOR)
+
+
+def _as_role(url: str, role: str) -> str:
+    parts = urlsplit(url)
+    return url.replace(f"{parts.username}:{parts.password}@", f"{role}:{PASSWORD}@", 1)
 
 
 def database_name(url: str) -> str:

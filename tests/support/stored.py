@@ -19,12 +19,13 @@ from engine.contracts import attempt_id
 from engine.ledger.commitment import PROMPT_DOMAIN, commitment
 from engine.ledger.entry import chain_faults, entry_hash
 from engine.service import Submission, prepare
-from engine.store.artifacts import JSON, ArtifactDraft, text_draft
+from engine.store.artifacts import JSON, ArtifactDraft, read_run_artifacts, text_draft
 from engine.store.attempts import Fence, Opening, Place
 from engine.store.closing import Closing
 from engine.store.database import Database
 from engine.store.run_writer import AttemptResult
 from engine.store.runs import NewRun, create_run
+from tests.support.ledger_page import check_entry
 from tests.support.runs import WORKERS, lists_plan, make_pool
 
 COST = Decimal("0.0000001234")
@@ -93,6 +94,12 @@ async def rows(url: str, query: str, *params: Any) -> list[dict[str, Any]]:
     async with await psycopg.AsyncConnection.connect(plain_url(url), autocommit=True, row_factory=dict_row) as link:
         cursor = await link.execute(query.encode(), params)
         return await cursor.fetchall()
+
+
+async def texts_of(database: Database, run_id: UUID, kind: str) -> list[bytes]:
+    """The stored texts of a kind, opened, in the order of their ids."""
+    found = await database.query(lambda connection: read_run_artifacts(connection, run_id))
+    return [one.content for one in found if one.kind == kind and one.content is not None]
 
 
 async def execute(url: str, statement: str, *params: Any) -> None:
@@ -196,6 +203,7 @@ def check_invariants(kept: Record) -> None:
     for step in kept.steps:
         said["step", step["round"], step["position"]] = "skipped" if step["reason"] == "unread" else "pending"
     for entry in kept.entries():
+        check_entry(entry)
         data = entry["data"]
         if entry["type"] in {"run.changed", "run.closed"}:
             said["run",] = data["state"]

@@ -109,7 +109,7 @@ def test_postgres_and_temporal_have_no_way_out() -> None:
 def test_no_secret_has_a_value_in_the_file() -> None:
     for name, service in SERVICES.items():
         for key, value in service.get("environment", {}).items():
-            if re.search(r"PASSWORD|PWD|KEY|TOKEN|SECRET", key):
+            if re.search(r"PASSWORD|PWD|KEY(?!_STORE)|TOKEN|SECRET", key):
                 assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", value), f"{name}: {key}"
     example = (CHECKOUT / "examples" / "compose.env").read_text()
     wanted = set(re.findall(r"\$\{(\w+):\?", (CHECKOUT / "docker-compose.yml").read_text()))
@@ -122,3 +122,11 @@ def test_the_image_copies_only_what_is_in_the_build_context() -> None:
     named = {word for line in copied for word in line.split()}
     assert named == allowed
     assert [name for name in sorted(named) if not (CHECKOUT / name).exists()] == []
+
+
+def test_workers_and_commands_share_the_key_store_and_postgres_does_not_have_it() -> None:
+    for name in ("worker", "podium"):
+        assert "keys:/srv/podium/keys" in SERVICES[name]["volumes"]
+        assert SERVICES[name]["environment"]["PODIUM_KEY_STORE"] == "file:///srv/podium/keys"
+    assert [volume for volume in SERVICES["postgres"]["volumes"] if volume.startswith("keys")] == []
+    assert "-m 700 -o podium" in (CHECKOUT / "Dockerfile").read_text()

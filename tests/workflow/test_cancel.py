@@ -19,6 +19,7 @@ from engine.store.runs import create_run
 from engine.store.snapshots import RunSnapshot
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan
+from tests.support.servers import superuser_url
 from tests.support.workflows import (
     handle_of,
     history_events,
@@ -213,8 +214,9 @@ async def test_a_cancel_while_the_run_is_being_settled_changes_nothing(
 ) -> None:
     provider.script({"status": 401}, model="odd")
     name = "slow_settling"
-    order_row(
-        process,
+    administrator = superuser_url(process.database.url)
+    write(
+        administrator,
         f"""
         CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1); RETURN NEW; END $$;
         CREATE TRIGGER {name} BEFORE UPDATE ON runs FOR EACH ROW WHEN (NEW.state = 'failed') EXECUTE FUNCTION {name}();
@@ -231,7 +233,7 @@ async def test_a_cancel_while_the_run_is_being_settled_changes_nothing(
         await handle.cancel()
         run = await ended(process.database, run_id)
     finally:
-        order_row(process, f"DROP TRIGGER {name} ON runs")
+        write(administrator, f"DROP TRIGGER {name} ON runs")
     assert (run.state, run.reason) == ("failed", "auth-failed")
     with pytest.raises(WorkflowFailureError):
         await handle.result()
@@ -239,7 +241,11 @@ async def test_a_cancel_while_the_run_is_being_settled_changes_nothing(
 
 def order_row(process: WorkerProcess, statement: str, *parameters: Any) -> None:
     """An order as a row, the way a face would write it."""
-    address = process.database.url.replace("postgresql+psycopg://", "postgresql://")
+    write(process.database.url, statement, *parameters)
+
+
+def write(url: str, statement: str, *parameters: Any) -> None:
+    address = url.replace("postgresql+psycopg://", "postgresql://")
     with psycopg.connect(address, autocommit=True) as connection:
         connection.execute(statement.encode(), parameters)
 

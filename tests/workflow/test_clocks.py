@@ -23,7 +23,7 @@ from tests.support.clocks import WHY_NOT, clock, movable_clock, move_clock
 from tests.support.command import podium
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan
-from tests.support.servers import TestServers, database_name
+from tests.support.servers import TestServers, database_name, superuser_url
 from tests.support.stored import check_invariants, execute, record, rows
 from tests.support.workers import Workers
 from tests.support.workflows import pool_of, provider_reaches
@@ -147,6 +147,7 @@ def test_doctor_reports_a_clock_that_is_off(
     servers: TestServers, database_url: str, tmp_path: Path, shift_s: int
 ) -> None:
     env = {"PODIUM_DATABASE_URL": database_url, "PODIUM_TEMPORAL_ADDRESS": servers.temporal_address}
+    env["PODIUM_KEY_STORE"] = "none"
     done = podium("doctor", "--json", home=tmp_path / "home", env={**env, **clock(shift_s)})
     (found,) = [check for check in done.valid_json("doctor")["checks"] if check["name"] == "clock"]
     assert found["status"] == "warn"
@@ -159,7 +160,7 @@ async def test_worker_database_and_command_in_three_zones_agree_on_every_instant
     workers: Workers, database: Database, client: Client, provider: Provider, tmp_path: Path
 ) -> None:
     name = database_name(database.url)
-    await execute(database.url, f"ALTER DATABASE \"{name}\" SET timezone = 'America/New_York'")
+    await execute(superuser_url(database.url), f"ALTER DATABASE \"{name}\" SET timezone = 'America/New_York'")
     began = datetime.now(UTC)
     child = workers.start(env={"TZ": "Asia/Seoul", "PGTZ": "Asia/Seoul"})
     await asyncio.to_thread(child.says, "ready")
@@ -168,6 +169,7 @@ async def test_worker_database_and_command_in_three_zones_agree_on_every_instant
     assert run.state == "succeeded"
     await check_times(database.url, run, began)
     env = {"PODIUM_DATABASE_URL": database.url, "PODIUM_TEMPORAL_ADDRESS": workers.address, "TZ": "Europe/Berlin"}
+    env["PODIUM_KEY_STORE"] = "none"
     shown = await asyncio.to_thread(podium, "show", str(run.id), home=tmp_path / "home", env=env)
     there = run.created_at.astimezone(ZoneInfo("Europe/Berlin"))
     assert f"made    {there:%Y-%m-%d %H:%M:%S %Z} by tester" in shown.out

@@ -29,7 +29,7 @@ from tests.migration.catalogue import revision
 from tests.support.provider import Provider
 from tests.support.releases import NEXT_REVISION, next_release, this_release
 from tests.support.runs import ended, lists_plan, worker_process
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, migrator_url, superuser_url
 from tests.support.stored import check_invariants, dump, execute, record, rows
 from tests.support.workers import Workers
 from tests.support.workflows import handle_of, history_events, pool_of, provider_reaches, run_of, step_of, until
@@ -54,7 +54,12 @@ class Site:
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"PODIUM_DATABASE_URL": self.database.url, "PODIUM_TEMPORAL_ADDRESS": self.workers.address}
+        return {
+            "PODIUM_DATABASE_URL": self.database.url,
+            "PODIUM_MIGRATION_URL": migrator_url(self.database.url),
+            "PODIUM_TEMPORAL_ADDRESS": self.workers.address,
+            "PODIUM_KEY_STORE": "none",
+        }
 
     async def start(self, *models: str, plan: str | None = TWO, conductor: str = "plain") -> UUID:
         folder = self.folder / uuid4().hex
@@ -234,7 +239,7 @@ async def test_a_schema_that_lost_a_column_stops_the_old_workers_and_fails_no_ru
 async def _contract(site: Site, old: str, new: str, version: str) -> None:
     """Takes a column away from the old code, as a migration would: with the version number, in one transaction."""
     await execute(
-        site.database.url,
+        superuser_url(site.database.url),
         f"DO $$ BEGIN ALTER TABLE attempts RENAME COLUMN {old} TO {new};"
         f" UPDATE alembic_version SET version_num = '{version}'; END $$",
     )

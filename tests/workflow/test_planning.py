@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from engine.store.snapshots import RunSnapshot
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan
+from tests.support.stored import texts_of
 from tests.support.workflows import pool_of
 from worker_pools.process import WorkerProcess
 
@@ -80,10 +80,7 @@ async def test_a_plan_that_stays_invalid_fails_the_run_and_is_kept(
     assert models(provider) == ["planner"] * 3
     assert run.plan_errors
     assert run.steps == ()
-    address = process.database.url.replace("postgresql+psycopg://", "postgresql://")
-    with psycopg.connect(address) as connection:
-        rows = connection.execute("SELECT content FROM artifacts WHERE run_id = %s AND kind = 'plan_text'", (run.id,))
-        assert [bytes(row[0]).decode() for row in rows] == [SELF_READING] * 3
+    assert await texts_of(process.database, run.id, "plan_text") == [SELF_READING.encode()] * 3
 
 
 async def test_a_template_can_stand_in_for_a_plan_that_stays_invalid(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan, worker_process
-from tests.support.servers import TestServers, database_name
+from tests.support.servers import TestServers, database_name, superuser_url
 from tests.support.stored import check_invariants, execute, record, rows
 from tests.support.workflows import pool_of, provider_reaches
 
@@ -25,7 +25,8 @@ async def test_ten_calls_at_once_need_one_connection_and_hold_none(
     servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
 ) -> None:
     await execute(
-        database_url, f"ALTER DATABASE \"{database_name(database_url)}\" SET idle_in_transaction_session_timeout = '2s'"
+        superuser_url(database_url),
+        f"ALTER DATABASE \"{database_name(database_url)}\" SET idle_in_transaction_session_timeout = '2s'",
     )
     pool = pool_of(tmp_path, provider.base_url, f"sleep-{CALL_S}000ms", policy={"steps_max": CALLS})
     async with worker_process(database_url, servers.temporal_address, database_connections=1) as process:

@@ -67,7 +67,6 @@ class ModelReply:
     request_id: str | None
     first_token_s: float | None
     duration_s: float
-    parameters_sent: dict[str, Any]
 
 
 class CallFailed(Exception):  # noqa: N818  # named as a sentence: the call failed; the codes name the errors
@@ -93,7 +92,6 @@ class CallFailed(Exception):  # noqa: N818  # named as a sentence: the call fail
         input_tokens: int | None = None,
         output_tokens: int | None = None,
         duration_s: float | None = None,
-        parameters_sent: dict[str, Any] | None = None,
         sizes: dict[str, int] | None = None,
     ) -> None:
         super().__init__(code)
@@ -109,7 +107,6 @@ class CallFailed(Exception):  # noqa: N818  # named as a sentence: the call fail
         self.input_tokens = input_tokens
         self.output_tokens = output_tokens
         self.duration_s = duration_s
-        self.parameters_sent = parameters_sent or {}
         self.sizes = sizes or {}
 
     @property
@@ -121,6 +118,17 @@ class CallFailed(Exception):  # noqa: N818  # named as a sentence: the call fail
     def billable(self) -> bool:
         """Whether the provider may charge for this call, so that it must be counted."""
         return self.sent and self.entry.billing != "no"
+
+
+def request_parameters(worker: Worker) -> dict[str, Any]:
+    """Every field of a request but the messages and the schema, as it is sent."""
+    return {
+        **worker.parameters,
+        "model": worker.model,
+        worker.max_tokens_parameter: worker.output_tokens_max,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
 
 
 class ModelAdapter(Protocol):

@@ -17,11 +17,9 @@ from typing import Any
 
 from worker_pools.adapters.base import CallFailed, ModelCall, ModelReply, Progress
 from worker_pools.adapters.classify import request_id
-from worker_pools.adapters.collector import Collector
+from worker_pools.adapters.exchange import Exchange, attempt_headers, request_body
 from worker_pools.adapters.litellm_failure import failure_of
 from worker_pools.adapters.litellm_library import import_litellm
-from worker_pools.adapters.openai import is_header_safe
-from worker_pools.adapters.timer import CallTimer
 
 # Our own limits end a call; the library's must come later, so that the record names ours.
 LIBRARY_TIMEOUT_EXTRA_S = 30.0
@@ -48,21 +46,15 @@ class LiteLlmAdapter:
             await self._litellm.close_litellm_async_clients()
 
 
-class _Call:
+class _Call(Exchange):
     """The state of one request."""
 
     def __init__(self, litellm: Any, call: ModelCall, on_progress: Callable[[Progress], None]) -> None:
+        super().__init__(call, on_progress)
         self._litellm = litellm
-        self._call = call
-        self._on_progress = on_progress
-        self._reply = Collector()
-        self._timer = CallTimer(call.worker.timeouts)
-        self._parameters = request_parameters(call)
-        self._request_id: str | None = None
 
     async def run(self) -> ModelReply:
-        if not is_header_safe(self._call.api_key):
-            raise self._completed(CallFailed("auth-failed", sent=False))
+        self._check_key()
         try:
             async with self._timer:
                 await self._request()
@@ -73,21 +65,7 @@ class _Call:
             raise self._completed(failure) from None
         except Exception as error:  # noqa: BLE001  # litellm raises whatever its parts raise; each kind is mapped
             raise self._completed(failure_of(error, streaming=self._reply.pieces > 0)) from None
-        text, reasoning = self._reply.answer()
-        return ModelReply(
-            text=text,
-            content=self._reply.content(),
-            reasoning=reasoning,
-            finish_reason=self._reply.finish_reason,
-            refusal=self._reply.refusal,
-            input_tokens=self._reply.input_tokens,
-            output_tokens=self._reply.output_tokens,
-            model=self._reply.model,
-            request_id=self._request_id,
-            first_token_s=self._timer.first_token_s,
-            duration_s=self._timer.elapsed_s(),
-            parameters_sent=self._parameters,
-        )
+        return self._finished()
 
     async def _request(self) -> None:
         provider = self._litellm.get_llm_provider(self._call.worker.model)[1]
@@ -99,12 +77,12 @@ class _Call:
             raise CallFailed("stream-cut", sent=True)
 
     async def _whole(self) -> None:
-        self._parameters = {
-            name: value for name, value in self._parameters.items() if name not in {"stream", "stream_options"}
-        }
         # There is no first token to wait for, only the whole answer.
         self._timer.within(self._call.worker.timeouts.call_s, "call-timeout")
-        response = await self._litellm.acompletion(**self._arguments())
+        arguments = {
+            name: value for name, value in self._arguments().items() if name not in {"stream", "stream_options"}
+        }
+        response = await self._litellm.acompletion(**arguments)
         self._request_id = _request_id(response)
         self._take(_as_openai(response))
         self._reply.feed({"usage": _told_usage(response)})
@@ -125,54 +103,19 @@ class _Call:
 
     def _take(self, chunk: dict[str, Any]) -> None:
         if self._reply.feed(chunk):
-            self._timer.arrived()
-            reply = self._reply
-            self._on_progress(Progress(reply.text_chars, reply.reasoning_chars, reply.pieces, self._timer.elapsed_s()))
+            self._arrived()
 
     def _arguments(self) -> dict[str, Any]:
         worker = self._call.worker
-        arguments: dict[str, Any] = {
-            **self._parameters,
-            "messages": [{"role": message.role, "content": message.content} for message in self._call.messages],
+        return {
+            **request_body(self._call),
             "api_key": self._call.api_key,
             "api_base": self._call.base_url or worker.base_url,
             "timeout": worker.timeouts.call_s + LIBRARY_TIMEOUT_EXTRA_S,
             "num_retries": 0,
             "max_retries": 0,
-            "extra_headers": {
-                "X-Podium-Attempt": self._call.attempt_id,
-                "X-Request-Id": self._call.attempt_id,
-                "Idempotency-Key": self._call.attempt_id,
-            },
+            "extra_headers": attempt_headers(self._call.attempt_id),
         }
-        if self._call.response_schema is not None:
-            arguments["response_format"] = {
-                "type": "json_schema",
-                "json_schema": {"name": "plan", "schema": self._call.response_schema, "strict": True},
-            }
-        return arguments
-
-    def _completed(self, failure: CallFailed) -> CallFailed:
-        """Adds what is known of the call so far, so that the record of a failed attempt is complete."""
-        failure.output_chars = self._reply.text_chars + self._reply.reasoning_chars
-        failure.input_tokens = self._reply.input_tokens
-        failure.output_tokens = self._reply.output_tokens
-        failure.duration_s = self._timer.elapsed_s()
-        failure.parameters_sent = self._parameters
-        failure.request_id = failure.request_id or self._request_id
-        return failure
-
-
-def request_parameters(call: ModelCall) -> dict[str, Any]:
-    """All arguments that shape the answer, as they are given to litellm."""
-    worker = call.worker
-    return {
-        **worker.parameters,
-        "model": worker.model,
-        worker.max_tokens_parameter: worker.output_tokens_max,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
 
 
 def _as_openai(chunk: Any) -> dict[str, Any]:

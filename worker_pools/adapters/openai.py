@@ -12,16 +12,14 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import httpx
 
 from worker_pools.adapters.base import OUTPUT_BYTES_MAX, CallFailed, ModelCall, ModelReply, Progress
 from worker_pools.adapters.classify import ProviderError, provider_failure, request_id
 from worker_pools.adapters.clients import HttpClients
-from worker_pools.adapters.collector import Collector
+from worker_pools.adapters.exchange import Exchange, attempt_headers, request_body
 from worker_pools.adapters.sse import Event, SseDecoder, is_event_stream
-from worker_pools.adapters.timer import CallTimer
 
 ERROR_BYTES_MAX = 65_536
 # Room for escapes: a plain JSON body may spell a byte of text with up to six.
@@ -47,24 +45,17 @@ class OpenAiAdapter:
         await self._clients.aclose()
 
 
-class _Call:
+class _Call(Exchange):
     """The state of one request."""
 
     def __init__(self, call: ModelCall, on_progress: Callable[[Progress], None]) -> None:
-        self._call = call
-        self._on_progress = on_progress
-        self._reply = Collector()
-        self._timer = CallTimer(call.worker.timeouts)
+        super().__init__(call, on_progress)
         self._sent = False
-        self._request_id: str | None = None
         self._refusal: ProviderError | None = None
-        self._parameters = request_parameters(call)
 
     async def run(self, clients: HttpClients) -> ModelReply:
         base_url = self._call.base_url or self._call.worker.base_url or ""
-        if not is_header_safe(self._call.api_key):
-            # The HTTP library would quote the key in its own complaint.
-            raise self._failed("auth-failed", sent=False)
+        self._check_key()
         content = json.dumps(request_body(self._call)).encode()
         headers = request_headers(self._call)
         try:
@@ -139,86 +130,23 @@ class _Call:
             elif self._reply.feed_json(event.data):
                 self._arrived()
 
-    def _arrived(self) -> None:
-        self._timer.arrived()
-        reply = self._reply
-        self._on_progress(Progress(reply.text_chars, reply.reasoning_chars, reply.pieces, self._timer.elapsed_s()))
-
-    def _finished(self) -> ModelReply:
-        text, reasoning = self._reply.answer()
-        return ModelReply(
-            text=text,
-            content=self._reply.content(),
-            reasoning=reasoning,
-            finish_reason=self._reply.finish_reason,
-            refusal=self._reply.refusal,
-            input_tokens=self._reply.input_tokens,
-            output_tokens=self._reply.output_tokens,
-            model=self._reply.model,
-            request_id=self._request_id,
-            first_token_s=self._timer.first_token_s,
-            duration_s=self._timer.elapsed_s(),
-            parameters_sent=self._parameters,
-        )
-
     def _failed(self, code: str, *, sent: bool) -> CallFailed:
         return self._completed(CallFailed(code, sent=sent))
 
-    def _completed(self, failure: CallFailed) -> CallFailed:
-        """Adds what is known of the call so far, so that the record of a failed attempt is complete."""
-        failure.output_chars = self._reply.text_chars + self._reply.reasoning_chars
-        failure.input_tokens = self._reply.input_tokens
-        failure.output_tokens = self._reply.output_tokens
-        failure.duration_s = self._timer.elapsed_s()
-        failure.parameters_sent = self._parameters
-        failure.request_id = failure.request_id or self._request_id
-        return failure
-
-
-def request_parameters(call: ModelCall) -> dict[str, Any]:
-    """All fields of the request but the messages and the schema, as they are sent."""
-    worker = call.worker
-    return {
-        **worker.parameters,
-        "model": worker.model,
-        worker.max_tokens_parameter: worker.output_tokens_max,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-
-
-def request_body(call: ModelCall) -> dict[str, Any]:
-    """The request's JSON object."""
-    messages = [{"role": message.role, "content": message.content} for message in call.messages]
-    body = {**request_parameters(call), "messages": messages}
-    if call.response_schema is not None:
-        body["response_format"] = {
-            "type": "json_schema",
-            "json_schema": {"name": "plan", "schema": call.response_schema, "strict": True},
-        }
-    return body
-
 
 def request_headers(call: ModelCall) -> dict[str, str]:
-    """The request's headers; the attempt id under every name that a provider or proxy may honour."""
+    """The request's headers."""
     headers = {
         "Content-Type": "application/json",
         "Accept": "text/event-stream, application/json",
         # A compressed reply could grow a thousandfold in memory before its size is known.
         "Accept-Encoding": "identity",
         "User-Agent": "podium",
-        "X-Podium-Attempt": call.attempt_id,
-        "X-Request-Id": call.attempt_id,
-        "Idempotency-Key": call.attempt_id,
+        **attempt_headers(call.attempt_id),
     }
     if call.api_key:
         headers["Authorization"] = f"Bearer {call.api_key}"
     return headers
-
-
-def is_header_safe(api_key: str | None) -> bool:
-    """Whether a key can stand in a header: printable ASCII without blanks."""
-    return api_key is None or (api_key.isascii() and api_key.isprintable() and " " not in api_key)
 
 
 async def _read_error(response: httpx.Response) -> str:

@@ -13,6 +13,7 @@ from worker_pools.pool.model import (
     required_secrets,
 )
 from worker_pools.pool.policy import Budget, Policy
+from worker_pools.pool.reviews import ReviewRule
 
 __all__ = [
     "LOCAL_BASE_URL",
@@ -21,6 +22,7 @@ __all__ = [
     "Policy",
     "Pool",
     "PoolFile",
+    "ReviewRule",
     "Templates",
     "Timeouts",
     "Worker",

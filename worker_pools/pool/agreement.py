@@ -31,6 +31,7 @@ def disagreements(data: dict[str, Any]) -> list[Disagreement]:
         *_fallbacks(data.get("conductor"), entries, rules),
         *_conductor_workers(entries, rules),
         *_unpriced(data.get("conductor"), entries, rules),
+        *_reviews(entries, rules),
     ]
 
 
@@ -97,3 +98,27 @@ def _unpriced(
     for path, model in models:
         if isinstance(model, dict) and model.get("price") is None:
             yield path, "has no `price`, so `policy.budget.usd` could not be kept; give it one (0 if it is free)"
+
+
+def _reviews(entries: list[tuple[int, dict[str, Any]]], policy: dict[str, Any]) -> Iterator[Disagreement]:
+    """Rules for workers or labels that the pool does not have would never apply, and nobody would notice."""
+    there = {"workers": {worker.get("name") for _, worker in entries}}
+    there["clearance"] = {worker.get("clearance") for _, worker in entries}
+    known = {"workers": "is not a worker of this pool", "clearance": "is not the clearance of any worker of this pool"}
+    rules = policy.get("reviews")
+    seen: list[Any] = []
+    for index, rule in enumerate(rules if isinstance(rules, list) else []):
+        if not isinstance(rule, dict):
+            continue
+        if rule in seen:
+            yield ("policy", "reviews", index), f"the same rule as policy.reviews[{seen.index(rule)}]"
+        seen.append(rule)
+        for part, path in ((rule, ()), (rule.get("escalate"), ("escalate",))):
+            if isinstance(part, dict) and "on_expiry" in part and part.get("expires_s") is None:
+                text = "says what happens after `expires_s`, which is missing"
+                yield ("policy", "reviews", index, *path, "on_expiry"), text
+        for key, words in known.items():
+            wanted = rule.get(key)
+            for number, name in enumerate(wanted if isinstance(wanted, list) else []):
+                if isinstance(name, str) and name not in there[key]:
+                    yield ("policy", "reviews", index, key, number), f"{name[:64]!r} {words}"

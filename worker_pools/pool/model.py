@@ -116,7 +116,10 @@ class Worker(Frozen):
         default="max_tokens", description="The request field in which the endpoint expects `output_tokens_max`."
     )
     clearance: str | None = Field(
-        default=None, min_length=1, max_length=64, description="A label for your own use; nothing enforces it yet."
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="A label of your own; `policy.reviews` can ask for reviews by it.",
     )
     fallbacks: tuple[WorkerName, ...] = Field(
         default=(),

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Strict
 
 from worker_pools.pool.fields import Count, Frozen
+from worker_pools.pool.reviews import RULES_MAX, ReviewRule
 from worker_pools.prices import Usd
 
 
@@ -64,3 +65,24 @@ class Policy(Frozen):
         default=None, description="Seconds from a run's start to its deadline."
     )
     budget: Budget = Field(default=Budget(), description="What a run may spend, its child runs included.")
+    retention_days: Annotated[Count, Field(ge=1, le=36_500)] | None = Field(
+        default=None,
+        # A pool that says nothing of it keeps the digest that it had before there was this choice.
+        exclude_if=lambda days: days is None,
+        description="Days after a run's end until its texts are erased; entries and numbers stay. Absent: the "
+        "installation's PODIUM_RETENTION_DAYS, else never.",
+    )
+    reads: Literal["unrecorded", "recorded", "required"] = Field(
+        default="unrecorded",
+        # A pool that says nothing of it keeps the digest that it had before there was this choice.
+        exclude_if=lambda reads: reads == "unrecorded",
+        description="Whether it is put on record that a person reads stored text by `output`, `show`, `watch`, `run`: "
+        "`recorded` warns if that fails, `required` shows nothing then.",
+    )
+    reviews: tuple[ReviewRule, ...] = Field(
+        default=(),
+        max_length=RULES_MAX,
+        # A pool without reviews keeps the digest that it had before there were any.
+        exclude_if=lambda rules: not rules,
+        description="What people have to review before a run goes on.",
+    )

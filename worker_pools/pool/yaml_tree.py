@@ -115,10 +115,7 @@ class _Reader:
         if (isinstance(value, int | float) and not _in_json(value)) or not _is_text(str(node.value)):
             return self._problem(node.start_mark.line + 1, path, "a number or a character that JSON cannot hold")
         if not _means_what_it_says(value, str(node.value)):
-            text = (
-                "YAML reads this as a number or truth value in its own way; write plain digits, true, false, or quotes"
-            )
-            return self._problem(node.start_mark.line + 1, path, text)
+            return self._problem(node.start_mark.line + 1, path, _OWN_READING)
         # Dates and byte strings are YAML's own idea; nothing in a pool is one, and JSON cannot hold them.
         return value if value is None or isinstance(value, str | bool | int | float) else str(node.value)
 

@@ -196,6 +196,7 @@ class Site:
     def __init__(self, folder: Path, database_url: str, temporal: str, provider_url: str) -> None:
         self.folder = folder
         self.env = {"PODIUM_DATABASE_URL": database_url, "PODIUM_TEMPORAL_ADDRESS": temporal, "PODIUM_ACTOR": "ops@1"}
+        self.env["PODIUM_KEY_STORE"] = (folder / "keys").as_uri()
         (folder / "pool.yaml").write_text(POOL.format(url=provider_url, price=PRICE))
         (folder / "one.txt").write_text(ONE)
 

@@ -165,6 +165,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(number: signal.Signals, home: Podiu
     assert provider.count == 3
 
 
+@pytest.mark.slow
 def test_output_is_the_stored_text_and_nothing_else(home: PodiumHome, provider: Provider):
     text = "Ünïcode\n\x1b[0m no line feed at the end"
     provider.script({"text": text}, model="quick")
@@ -183,6 +184,7 @@ def test_output_is_the_stored_text_and_nothing_else(home: PodiumHome, provider: 
     assert home.podium("output", run_id, "--step", "0", "--round", "1").code == 2
 
 
+@pytest.mark.slow
 def test_list_shows_the_newest_first_and_by_state(home: PodiumHome):
     first = home.run("Older.", "--json", plan=ONE).json["id"]
     second = home.run("Newer\n\x1b[31m of two.", "--json", plan=ONE).json["id"]
@@ -249,6 +251,7 @@ def test_a_template_runs_without_a_conductor_and_detached_json_is_the_run_so_far
     assert "planner" not in {request["model"] for request in provider.requests}
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_its_key_waits_for_it_and_any_command_brings_it_back(home: PodiumHome, provider: Provider):
     # Long enough for the keeper to be gone before the second step.
     provider.script({"delay_first_s": 6})

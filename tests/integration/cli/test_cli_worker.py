@@ -26,6 +26,7 @@ class Site:
     def __init__(self, folder: Path, database_url: str, temporal_address: str, provider_url: str) -> None:
         self.folder = folder
         self.env = {"PODIUM_DATABASE_URL": database_url, "PODIUM_TEMPORAL_ADDRESS": temporal_address}
+        self.env["PODIUM_KEY_STORE"] = (folder / "keys").as_uri()
         (folder / "pool.yaml").write_text(POOL.format(url=provider_url, price=PRICE))
         (folder / "one.txt").write_text(ONE)
         (folder / "keyed.txt").write_text(KEYED)
@@ -66,6 +67,7 @@ def site(tmp_path: Path, database_url: str, servers: TestServers, provider: Prov
     return Site(tmp_path, database_url, servers.temporal_address, provider.base_url)
 
 
+@pytest.mark.slow
 def test_a_worker_performs_runs_of_servers_of_ones_own_and_stops_gracefully(site: Site, provider: Provider):
     with site.worker("--pool", "./pool.yaml") as worker:
         wait_ready(worker)
@@ -86,6 +88,7 @@ def test_a_worker_performs_runs_of_servers_of_ones_own_and_stops_gracefully(site
     assert not (site.folder / "home").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_again_and_again_always_ends_with_0(site: Site):
     # Unlike a mere client, a worker has pollers at work; they must not abort the process while it ends.
     codes = []
@@ -98,6 +101,7 @@ def test_a_worker_that_is_stopped_again_and_again_always_ends_with_0(site: Site)
     assert codes == [0] * STOPS
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_a_worker_at_once(site: Site, provider: Provider):
     provider.script({"delay_first_s": 30}, model="quick")
     with site.worker("--pool", "./pool.yaml") as worker:
@@ -112,6 +116,7 @@ def test_a_second_interrupt_ends_a_worker_at_once(site: Site, provider: Provider
         assert worker.wait(timeout=5) == -signal.SIGINT
 
 
+@pytest.mark.slow
 def test_a_database_without_a_schema_is_refused_until_it_is_upgraded(tmp_path: Path, servers: TestServers):
     url = servers.new_database()
     try:

@@ -36,6 +36,7 @@ def wait_for(condition: object, timeout_s: float = 30.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_commands_that_start_at_the_same_moment_share_one_keeper(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         commands = [home.start("run", f"Task {n}.", "--pool", "./pool.yaml", "--template", "single") for n in range(4)]
@@ -58,6 +59,7 @@ def _cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
+@pytest.mark.slow
 def test_the_keeper_leaves_when_there_is_neither_a_client_nor_a_live_run(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         home.env["PODIUM_KEEPER_IDLE_S"] = "0.5"
@@ -161,6 +163,7 @@ def test_upgrade_of_embedded_servers_starts_them_and_finds_nothing_left_to_do(pr
         assert done.out.endswith(f" {found['revision']}\n")
 
 
+@pytest.mark.slow
 def test_the_sockets_folder_of_a_deep_home_goes_with_the_keeper(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         home.home = home.folder / ("d" * 100) / "home"
@@ -177,6 +180,7 @@ def test_the_sockets_folder_of_a_deep_home_goes_with_the_keeper(provider: Provid
         assert home.podium("list", "--json").json[0]["state"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_down_stops_the_keeper_and_says_when_there_is_none(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         assert home.run("Hello.", "--template", "single").code == 0

@@ -23,6 +23,7 @@ from engine.keeper.cluster import SUPERUSER, find_programs
 from engine.keeper.home import Home, HomeLock, lock_home, open_home
 from engine.keeper.postgres import PostgresServer
 from engine.keeper.process import find_leftovers
+from engine.store.roles import MIGRATOR, OWNER
 from tests.support.processes import (
     IS_ROOT,
     OTHER_UID,
@@ -49,6 +50,11 @@ def connect(url: str, **changes: str) -> psycopg.Connection[tuple[object, ...]]:
     options = {name: values[0] for name, values in parse_qs(parts.query).items()}
     given = {"user": str(parts.username), "password": str(parts.password), "dbname": parts.path.lstrip("/"), **options}
     return psycopg.connect(**{**given, **changes}, autocommit=True)  # type: ignore[arg-type] # typed keywords, all text
+
+
+def as_owner(migration_url: str) -> str:
+    """The address for acting as the owner of the database, as migrations do."""
+    return f"{migration_url}&options=-c%20role%3D{OWNER}"
 
 
 def one(url: str, query: str) -> object:
@@ -95,7 +101,7 @@ async def test_the_application_connects_as_a_role_without_powers(server: Postgre
         owner = await connection.execute(
             text("SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = current_database()")
         )
-        assert owner.scalar_one() == "podium"
+        assert owner.scalar_one() == OWNER
         version = await connection.execute(text("SHOW server_version_num"))
         assert int(version.scalar_one()) >= 180000
     await engine.dispose()
@@ -109,7 +115,7 @@ async def test_no_superuser_can_log_in_and_no_password_but_one_exists(server: Po
     await server.start()
     with connect(server.url) as connection:
         rows = connection.execute("SELECT rolname FROM pg_roles WHERE rolcanlogin").fetchall()
-    assert rows == [("podium",)]
+    assert sorted(rows) == [("podium",), (MIGRATOR,)]
     for password in ("", "podium", SUPERUSER):
         with pytest.raises(psycopg.OperationalError):
             connect(server.url, user=SUPERUSER, password=password or "x")
@@ -131,7 +137,7 @@ async def test_it_listens_on_a_private_socket_only_with_safe_settings(server: Po
 
 async def test_data_survives_a_stop_and_the_same_address_works_after_a_start(server: PostgresServer) -> None:
     await server.start()
-    url = server.url
+    url = as_owner(server.migration_url)
     with connect(url) as connection:
         connection.execute("CREATE TABLE kept (n int)")
         connection.execute("INSERT INTO kept VALUES (7)")
@@ -141,7 +147,7 @@ async def test_data_survives_a_stop_and_the_same_address_works_after_a_start(ser
     start = time.monotonic()
     await server.start()
     assert time.monotonic() - start < 5.0
-    assert server.url == url
+    assert as_owner(server.migration_url) == url
     assert one(url, "SELECT n FROM kept") == 7
 
 
@@ -164,7 +170,7 @@ async def test_no_folder_that_is_not_its_own_changes(server: PostgresServer, hom
 
 async def test_logs_hold_neither_statements_nor_values(server: PostgresServer) -> None:
     await server.start()
-    with connect(server.url) as connection:
+    with connect(as_owner(server.migration_url)) as connection:
         connection.execute("CREATE TABLE words (word text PRIMARY KEY, CONSTRAINT short CHECK (length(word) < 30))")
         connection.execute("INSERT INTO words VALUES (%s)", ["canary-one"])
         with pytest.raises(psycopg.errors.UniqueViolation):
@@ -182,14 +188,14 @@ async def test_the_end_of_a_killed_server_is_seen_and_the_next_start_recovers(se
     for number in range(5):
         await server.start()
         watching = asyncio.create_task(server.wait())
-        with connect(server.url) as connection:
+        with connect(as_owner(server.migration_url)) as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS kept (n int)")
             connection.execute(f"INSERT INTO kept VALUES ({number})".encode())
             assert server.pid is not None
             os.kill(server.pid, signal.SIGKILL)
         assert await asyncio.wait_for(watching, 5) == -signal.SIGKILL
     await server.start()
-    assert one(server.url, "SELECT count(*) FROM kept") == 5
+    assert one(as_owner(server.migration_url), "SELECT count(*) FROM kept") == 5
 
 
 def test_a_killed_keeper_takes_its_server_with_it_and_nothing_committed_is_lost(tmp_path: Path) -> None:
@@ -198,7 +204,7 @@ def test_a_killed_keeper_takes_its_server_with_it_and_nothing_committed_is_lost(
         with Holder(root, "postgres") as holder:
             facts = holder.facts()
             postgres = facts["postgres"]["pid"]
-            with connect(facts["postgres"]["url"]) as connection:
+            with connect(as_owner(facts["postgres"]["migration_url"])) as connection:
                 connection.execute("CREATE TABLE IF NOT EXISTS kept (n int)")
                 connection.execute(f"INSERT INTO kept VALUES ({number})".encode())
                 holder.kill()
@@ -208,7 +214,7 @@ def test_a_killed_keeper_takes_its_server_with_it_and_nothing_committed_is_lost(
         if number % 3 == 0:
             until(lambda pid=postgres: is_dead(pid), within_s=GONE_WITHIN_S)  # type: ignore[misc] # a default binds the loop variable
     with Holder(root, "postgres") as holder:
-        assert one(holder.facts()["postgres"]["url"], "SELECT count(*) FROM kept") == 5
+        assert one(as_owner(holder.facts()["postgres"]["migration_url"]), "SELECT count(*) FROM kept") == 5
         assert holder.end() == 0
     until(lambda: find_leftovers(root, frozenset({"postgres"})) == [], within_s=GONE_WITHIN_S)
 

@@ -73,7 +73,8 @@ async def test_an_answer_arrives_through_each_protocol(adapter, call, provider):
     assert [one.text_chars for one in seen][-1] == len("one two three")
     (sent,) = provider.requests
     assert sent["attempt_id"] == "attempt-1"
-    assert reply.parameters_sent["temperature"] == 0.2
+    options = sent["body"].get("generationConfig", sent["body"])
+    assert options["temperature"] == 0.2
 
 
 async def test_usage_that_the_provider_did_not_give_is_not_made_up(adapter, call, provider):
@@ -291,7 +292,7 @@ async def test_a_temperature_that_litellm_knows_to_be_refused_is_refused_before_
         pytest.skip("a model of OpenAI")
     call = replace(call, worker=call.worker.model_copy(update={"model": "openai/gpt-5"}))
     caught = await failure(adapter, call)
-    assert (caught.code, caught.sent, caught.parameters_sent["temperature"]) == ("parameter-refused", False, 0.2)
+    assert (caught.code, caught.sent) == ("parameter-refused", False)
     assert provider.count == 0
 
 

@@ -61,6 +61,7 @@ async def test_a_worker_of_the_local_pool_answers(server, adapter):
     assert reply.input_tokens > 0
 
 
+@pytest.mark.slow
 async def test_the_plans_of_the_local_conductor_can_be_run(server, adapter):
     pool = load_pool("local")
     schema = plan_schema(

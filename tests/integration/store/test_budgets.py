@@ -29,6 +29,7 @@ from engine.store.snapshots import read_run
 from engine.store.states import RUN_ENDED
 from tests.support.budgets import CENTS_40, KINDS, UNITS, budget_of, costly, one_pool, run_with, sums
 from tests.support.link import Cut, Link
+from tests.support.servers import superuser_url
 from tests.support.stored import LOST, answered, check_invariants, ended_with, execute, opening, record, rows
 
 ODD = Decimal("0.0123456789")
@@ -40,7 +41,7 @@ def order(run_id: UUID, actor: str = "operator", reason: str | None = None) -> O
 
 async def counted_anew(database: Database, run_id: UUID) -> dict[str, Any]:
     """What a budget comes to that is given to the run now, from its attempts; the run must be live."""
-    await execute(database.url, "DELETE FROM budgets WHERE run_id = %s", run_id)
+    await execute(superuser_url(database.url), "DELETE FROM budgets WHERE run_id = %s", run_id)
     await change_budget(database, order(run_id), LimitChange(Limits(calls=10**9)))
     return await sums(database, run_id)
 

@@ -22,6 +22,7 @@ from engine.store.runs import create_run
 from engine.store.settling import Settlement, note_waiting, settle_run
 from engine.store.snapshots import read_run
 from engine.store.states import RUN_ENDED
+from tests.support.servers import superuser_url
 from tests.support.stored import (
     COST,
     LOST,
@@ -126,7 +127,7 @@ async def _deadlock(database: Database, opened: Opening) -> bool:
     It ends whoever has waited for a second when it looks, which is ours unless the machine is slow.
     """
     run_id = opened.place.run_id
-    async with await psycopg.AsyncConnection.connect(plain_url(database.url)) as stranger:
+    async with await psycopg.AsyncConnection.connect(plain_url(superuser_url(database.url))) as stranger:
         # The locks in the wrong order: the head, then the run that our transaction holds by now.
         await stranger.execute("SELECT 1 FROM ledger_heads WHERE run_id = %s FOR UPDATE", (run_id,))
         ours = asyncio.create_task(open_attempt(database, opened))
@@ -304,7 +305,9 @@ async def test_a_reader_sees_one_moment_of_a_run_that_changes(database: Database
 
 async def test_a_role_whose_default_is_serializable_works(own_database_url: str) -> None:
     name = own_database_url.partition("?")[0].rpartition("/")[2]
-    await execute(own_database_url, f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'serializable'")
+    await execute(
+        superuser_url(own_database_url), f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'serializable'"
+    )
     database = Database(own_database_url)
     run_id = await stored_run(database, [[]] * 4)
     opened = [opening(run_id, position) for position in range(4)]

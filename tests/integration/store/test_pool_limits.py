@@ -16,6 +16,7 @@ from engine.store.database import Database
 from engine.store.exchange import Connection, exchange
 from engine.store.ids import new_run_id
 from engine.store.snapshots import read_run
+from tests.support.servers import superuser_url
 from tests.support.stored import answered, check_invariants, execute, opening, record, rows, stored_run
 
 CALL_S = 3.0
@@ -27,7 +28,8 @@ def _name(url: str) -> str:
 
 async def test_ten_calls_share_one_connection_that_none_of_them_holds(own_database_url: str) -> None:
     await execute(
-        own_database_url, f"ALTER DATABASE \"{_name(own_database_url)}\" SET idle_in_transaction_session_timeout = '2s'"
+        superuser_url(own_database_url),
+        f"ALTER DATABASE \"{_name(own_database_url)}\" SET idle_in_transaction_session_timeout = '2s'",
     )
     database = Database(own_database_url, pool_size=1)
     runs = [await stored_run(database, [[]]) for _ in range(10)]
@@ -72,7 +74,7 @@ async def test_a_server_that_is_full_is_waited_for_and_nothing_is_opened_twice(o
     database = Database(own_database_url, pool_size=2)
     run_id = await stored_run(database, [[]])
     name = _name(own_database_url)
-    other = own_database_url.replace(name, "podium")
+    other = superuser_url(own_database_url.replace(name, "podium"))
     opened = opening(run_id, 0)
     await open_attempt(database, opened)
     await execute(other, f'ALTER DATABASE "{name}" CONNECTION LIMIT 0')

@@ -25,7 +25,7 @@ from tests.support.command import podium
 from tests.support.pooler import Pooler, why_not
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, make_pool
-from tests.support.servers import TestServers
+from tests.support.servers import TestServers, superuser_url
 from tests.support.stored import answered, check_invariants, execute, opening, record, stored_run
 from tests.support.workers import Workers
 
@@ -121,8 +121,8 @@ async def test_a_session_that_somebody_emptied_is_used_without_an_error(own_data
 
 async def test_times_are_utc_behind_a_pooler_too(pooler: Pooler, own_database_url: str) -> None:
     name = own_database_url.partition("?")[0].rpartition("/")[2]
-    await execute(own_database_url, f"ALTER DATABASE \"{name}\" SET timezone = 'America/New_York'")
-    await execute(own_database_url, f"ALTER DATABASE \"{name}\" SET datestyle = 'German'")
+    await execute(superuser_url(own_database_url), f"ALTER DATABASE \"{name}\" SET timezone = 'America/New_York'")
+    await execute(superuser_url(own_database_url), f"ALTER DATABASE \"{name}\" SET datestyle = 'German'")
     database = Database(pooler.url("tcp"), pool_size=8)
 
     async def look() -> None:
@@ -161,6 +161,7 @@ def test_the_schema_is_upgraded_through_a_pooler(servers: TestServers, tmp_path:
 
 def test_doctor_says_that_there_is_a_pooler(pooler: Pooler, servers: TestServers, tmp_path: Path) -> None:
     env = {"PODIUM_DATABASE_URL": pooler.url("unix"), "PODIUM_TEMPORAL_ADDRESS": servers.temporal_address}
+    env["PODIUM_KEY_STORE"] = "none"
     done = podium("doctor", "--json", home=tmp_path / "home", env=env)
     assert done.code == 0, done.out
     (found,) = [check for check in done.valid_json("doctor")["checks"] if check["name"] == "database"]

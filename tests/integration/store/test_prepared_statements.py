@@ -8,6 +8,8 @@ from sqlalchemy import text
 
 from engine.store.database import Database
 from engine.store.exchange import Connection, exchange
+from tests.support.servers import superuser_url
+from tests.support.stored import execute
 
 
 async def test_a_statement_is_prepared_once_and_used_again(database: Database) -> None:
@@ -63,7 +65,6 @@ async def test_a_table_that_changes_under_a_prepared_statement_is_read_anew(data
     async with database.engine.begin() as other:
         await other.execute(text("INSERT INTO temporal_cluster (cluster_id, namespace) VALUES ('c', 'n')"))
     before = await one.write(read)
-    async with database.engine.begin() as other:
-        await other.execute(text("ALTER TABLE temporal_cluster ADD COLUMN more integer"))
+    await execute(superuser_url(database.url), "ALTER TABLE temporal_cluster ADD COLUMN more integer")
     assert await one.write(read) == [*before, "more"]
     await one.close()

@@ -27,6 +27,7 @@ from engine.store.runs import create_run
 from engine.store.settling import Settlement, settle_run
 from engine.store.snapshots import list_runs, read_run
 from tests.support.runs import lists_plan, make_pool
+from tests.support.servers import superuser_url
 from tests.support.stored import answered, check_invariants, dump, ended_with, execute, new_run, opening, record, rows
 
 ROUGH = "canary-{} \U0001f600 é\u2028 \\x00 \"quoted\" 'single' %s $1 \t\r\n end "
@@ -144,8 +145,8 @@ async def test_every_time_column_carries_its_zone(database: Database) -> None:
 
 async def test_times_are_utc_and_days_have_24_hours_in_any_session(own_database_url: str) -> None:
     name = own_database_url.partition("?")[0].rpartition("/")[2]
-    await execute(own_database_url, f"ALTER DATABASE \"{name}\" SET timezone = 'America/New_York'")
-    await execute(own_database_url, f"ALTER DATABASE \"{name}\" SET datestyle = 'German'")
+    await execute(superuser_url(own_database_url), f"ALTER DATABASE \"{name}\" SET timezone = 'America/New_York'")
+    await execute(superuser_url(own_database_url), f"ALTER DATABASE \"{name}\" SET datestyle = 'German'")
     database = Database(own_database_url)
     run = new_run([[]])
     # Longer than half a year, so that a change of the clocks lies within.

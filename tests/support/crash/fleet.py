@@ -55,6 +55,7 @@ class Fleet:
 
     def __init__(self, folder: Path, *, workers: int, chance: random.Random) -> None:
         self._folder = folder
+        self.key_store = (folder / "keys").as_uri()
         self._chance = chance
         self.home = open_home(folder / "home")
         self._lock: HomeLock | None = lock_home(self.home)
@@ -71,7 +72,7 @@ class Fleet:
     async def __aenter__(self) -> Self:
         try:
             await asyncio.gather(self.postgres.start(), self.temporal.start())
-            await asyncio.to_thread(upgrade_schema, self.postgres.url)
+            await asyncio.to_thread(upgrade_schema, self.postgres.migration_url)
         except BaseException:
             await self.close()
             raise
@@ -175,6 +176,7 @@ class Fleet:
             "PYTHONPATH": str(CHECKOUT),
             "PODIUM_DATABASE_URL": self.postgres.url,
             "PODIUM_TEMPORAL_ADDRESS": self.temporal.address,
+            "PODIUM_KEY_STORE": self.key_store,
         }
         arguments = ["-m", "engine.cli.main", "worker", "--all-queues"]
         return Program(

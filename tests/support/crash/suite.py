@@ -17,6 +17,7 @@ from sqlalchemy import func, select
 from temporalio.client import Client
 
 from engine.errors import UnavailableError
+from engine.keystore import open_keyring
 from engine.service import Submission, submit
 from engine.settings import TemporalSettings
 from engine.store.database import Database
@@ -95,7 +96,7 @@ async def crash(test: CrashTest) -> Verdict:
             place = _Field(
                 test=test,
                 fleet=fleet,
-                database=Database(fleet.postgres.url),
+                database=Database(fleet.postgres.url, keys=open_keyring(fleet.key_store)),
                 client=await connect_temporal(TemporalSettings(fleet.temporal.address)),
                 pools=load_pools(Path(name), provider.base_url),
                 chance=deal,

@@ -138,10 +138,24 @@ def test_half_of_the_settings_is_bad_input(tmp_path: Path):
     assert_refused(done, "settings-incomplete")
 
 
+def test_servers_of_ones_own_need_a_key_store(tmp_path: Path):
+    env = {"PODIUM_DATABASE_URL": "postgresql://u@127.0.0.1:1/d", "PODIUM_TEMPORAL_ADDRESS": "127.0.0.1:1"}
+    for command in (("run", "hello"), ("list",), ("worker",)):
+        done = podium(*command, "--json", home=tmp_path / "home", env=env)
+        if command != ("worker",):
+            assert (done.code, done.error_code) == (2, "key-store-missing")
+    done = podium("run", "hello", "--json", home=tmp_path / "home", env={**env, "PODIUM_KEY_STORE": "s3://keys"})
+    assert (done.code, done.error_code) == (2, "key-store-invalid")
+    done = podium("worker", home=tmp_path / "home", env=env)
+    assert done.code == 2
+    assert "PODIUM_KEY_STORE" in done.err
+
+
 def test_servers_that_cannot_be_reached_end_with_5(tmp_path: Path):
     env = {
         "PODIUM_DATABASE_URL": "postgresql://user:canary@127.0.0.1:1/none",
         "PODIUM_TEMPORAL_ADDRESS": "127.0.0.1:1",
+        "PODIUM_KEY_STORE": "none",
     }
     for command in (("run", "hello"), ("list",), ("db", "upgrade")):
         done = podium(*command, "--json", home=tmp_path / "home", env=env)

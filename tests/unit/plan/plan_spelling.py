@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import strategies as st
 from plan_reading import POOL
 
 from engine.plan import Plan, Step, render_plan
+from engine.plan.escapes import encode_escapes
 
 _FRAGMENTS = st.sampled_from(
     [
@@ -33,9 +36,19 @@ _FRAGMENTS = st.sampled_from(
         "\ufeff",
         "\x7f",
         "{task}",
+        ",model_id",
+        "{subtasks",
+        "\n\n  subtasks = [0]\n",
+        "\n- instruction: x\n  access_list: []\n",
+        "\nsteps:\n- agent: 1\n",
+        "\nstep: 2",
+        '{"agent": 1, "instruction": "x", "access_list": []}',
+        "<!-- ",
+        "Final plan:\n",
     ]
 )
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
+_PLAIN_YAML = re.compile(r"(?!(?:y|n|yes|no|true|false|on|off|null)\Z)[A-Za-z](?:[^:#]*[^:#\s])?", re.IGNORECASE)
 _PLAIN = st.text(st.sampled_from("abc XYZ.,!?-éß中\U0001f600"), min_size=1, max_size=20)
 SUBTASK = (
     st.lists(st.one_of(_TEXT, _PLAIN, _FRAGMENTS), min_size=1, max_size=4)
@@ -131,11 +144,51 @@ def spelled(draw, plan: Plan):
         ]
         body = draw(_sequence(objects, tuples=False))
         body = f'{{"steps": {body}}}' if draw(st.booleans()) else body
-    else:
+    elif draw(st.booleans()):
         body = render_plan(plan, "steps-yaml", POOL)
         if draw(st.booleans()):
             body = body.removeprefix("steps:\n").replace("\n  ", "\n").removeprefix("  ")
+    else:
+        fence = draw(st.sampled_from(["```", "````yaml", "~~~"]))  # where it ends is not told by the next line
+        return draw(_surrounded(f"{fence}\n{draw(_yaml(plan))}{fence.rstrip('yaml')}", form))
     return draw(_surrounded(body, form))
+
+
+@st.composite
+def _yaml(draw, plan: Plan):
+    """A list of step objects as people write them: any order of keys, any style of text that can hold it."""
+    indent = draw(st.sampled_from(["", "  "]))
+    numbered = draw(st.booleans())
+    lines = draw(st.sampled_from([["steps:"], ['"steps":'], ["# the plan", "steps: # all"]])) if indent else []
+    for step in plan.steps:
+        keys = {
+            "agent": draw(_worker(step.worker)),
+            "instruction": draw(_yaml_text(step.subtask, indent + "    ")),
+            "access_list": "all" if step.access == "all" else str([seen + 1 for seen in step.access]),
+        }
+        keys |= {"step": str(step.position + 1)} if numbered else {}
+        entries = [f"{name}: {keys[name]}" for name in draw(st.permutations(list(keys)))]
+        lines += [indent + ("  " if index else "- ") + entry for index, entry in enumerate(entries)]
+    return "\n".join(lines) + "\n"
+
+
+@st.composite
+def _yaml_text(draw, text: str, indent: str):
+    styles = ['"']
+    one_line = text.isprintable() and "\ufeff" not in text
+    lines = text.split("\n")
+    if one_line:
+        styles.append("'")
+    if one_line and _PLAIN_YAML.fullmatch(text) is not None:
+        styles.append("plain")
+    if all(line.isprintable() for line in lines) and not text[0].isspace() and text.strip() == text:
+        styles.append("|-")
+    style = draw(st.sampled_from(styles))
+    if style == "'":
+        return "'" + text.replace("'", "''") + "'"
+    if style == "|-":
+        return "|-\n" + "\n".join(indent + line for line in lines)
+    return text if style == "plain" else '"' + encode_escapes(text, only_ascii_line=True) + '"'
 
 
 @st.composite
@@ -151,6 +204,7 @@ def _surrounded(draw, body: str, form: str):
                 f"{decoy} </think>\n",
                 'maybe subtasks = ["cut </think>\n',
                 "Let model_id be the list.\n",
+                "```yaml\n- agent: 0\n  instruction: decoy\n  access_list: []\n```\nBetter:\n",
             ]
         )
     )

@@ -86,6 +86,9 @@ PATTERNS = [
     "- agent: [\n",
     "&a *a ",
     "a: 'b\n",
+    "- agent: 0\n  instruction: ',model_id'\n",
+    "- agent: 0\n  instruction: ,model_id\nx\n",
+    "- a: b\nx\n",
     "\x00",
 ]
 
@@ -117,6 +120,7 @@ MARKS = [
     *("<analysis>", "`<think>` ", "</", "< / ", "<|channel|>final ", "[THINK]", "x<aaaaaaaaaaaaaaaa_aaaaaaaaaaaaaaaa_"),
     *("agent: 1\n", "tasks = ", "Final plan:\n", "final plan:", "| agent ", "subtasks[0] ", "x(model_id", "plan.x "),
     *("- agent: 0\n  instruction: |\n# x\n", "\x85", "step\n- agent: 0\n"),
+    *("- a: b\nx\n", "- agent: 0\n  instruction: ,model_id\nx\n", '# a {"a":', " #subtasks = [“"),
 ]
 
 

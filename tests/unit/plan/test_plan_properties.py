@@ -13,9 +13,6 @@ EXAMPLES = 120
 _THOROUGH = settings(
     max_examples=EXAMPLES,
     deadline=None,
-    # The same examples in every run. Random ones found a YAML plan that is refused without need, `instruction:
-    # ",model_id"`: see the issue's note; take this away when that is mended.
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 _SAFE = st.text(st.sampled_from("abc XY.,!?:#[]{}()<>=-*&%'’‘“”\"`\n\té\U0001f600"), min_size=1, max_size=25).filter(

@@ -1,0 +1,109 @@
+"""Reading the record for an export: chains, pools, texts in small batches; and the entry that says it was exported.
+
+Everything is read in one snapshot of the database, so that its parts agree. Texts go through `engine.store.artifacts`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from engine.evidence.selection import select_runs
+from engine.evidence.timeline import TimelineLine, timeline_line
+from engine.store.artifacts import StoredArtifact, list_run_artifacts, read_run_artifacts
+from engine.store.database import Database
+from engine.store.exchange import Connection
+from engine.store.run_writer import lock_run
+from engine.store.tables import LedgerEntry, PoolSnapshot
+from engine.verifier.entry_types import committed
+
+# Texts are read so many bytes at a time; a larger one is read alone.
+_BATCH_BYTES: Final = 8 * 2**20
+_BATCH_COUNT: Final = 256
+
+
+async def append_exported(
+    database: Database,
+    run_id: UUID,
+    *,
+    actor_id: str,
+    on_behalf_of: str | None,
+    export: UUID,
+    asked: Sequence[UUID],
+    redacted: Sequence[str],
+) -> int:
+    """Records in a run's chain that it is exported; returns the number of the entry.
+
+    If the link dies in between, it may stand there twice.
+    """
+
+    async def work(connection: Connection) -> int:
+        writer, _ = await lock_run(connection, run_id, actor_id=actor_id)
+        writer.on_behalf_of = on_behalf_of
+        writer.entry("run.exported", export=str(export), runs=[str(run) for run in asked], redacted=list(redacted))
+        await writer.commit()
+        # Now it is on record; a bundle may or may not come of it.
+        return writer.seq + 1
+
+    return await database.write(work)
+
+
+async def read_bodies(connection: AsyncConnection, chain: UUID, limit: int | None) -> list[bytes]:
+    """The canonical bytes of a chain's entries in order; the first ``limit`` of them."""
+    query = select(LedgerEntry.body).where(LedgerEntry.run_id == chain).order_by(LedgerEntry.seq)
+    if limit is not None:
+        query = query.where(LedgerEntry.seq <= limit)
+    return [bytes(row[0]) for row in await connection.execute(query)]
+
+
+async def read_pools(connection: AsyncConnection, digests: Sequence[str]) -> dict[str, bytes]:
+    """Pool documents by their digests."""
+    query = select(PoolSnapshot.digest, PoolSnapshot.document).where(PoolSnapshot.digest.in_(list(digests)))
+    return {row.digest: bytes(row.document) for row in await connection.execute(query)}
+
+
+async def outline(connection: AsyncConnection, run_id: UUID) -> dict[str, StoredArtifact]:
+    """A run's texts by id, without content."""
+    return {str(artifact.id): artifact for artifact in await list_run_artifacts(connection, run_id)}
+
+
+async def read_texts(
+    connection: AsyncConnection, run_id: UUID, wanted: Sequence[StoredArtifact]
+) -> AsyncIterator[StoredArtifact]:
+    """These texts with content and salts, a few at a time."""
+    batch: list[UUID] = []
+    size = 0
+    for artifact in wanted:
+        if batch and (size + artifact.byte_count > _BATCH_BYTES or len(batch) == _BATCH_COUNT):
+            for read in await read_run_artifacts(connection, run_id, batch):
+                yield read
+            batch, size = [], 0
+        batch.append(artifact.id)
+        size += artifact.byte_count
+    if batch:
+        for read in await read_run_artifacts(connection, run_id, batch):
+            yield read
+
+
+async def read_timeline(database: Database, run_id: UUID, *, below: bool) -> list[tuple[TimelineLine, list[str]]]:
+    """A run's entries in words, each with the texts that it commits to; with ``below`` those of its child runs too.
+
+    Entries of several runs stand in the order of their times.
+    """
+
+    async def work(connection: AsyncConnection) -> list[tuple[TimelineLine, list[str]]]:
+        chains = (await select_runs(connection, [run_id], with_sources=False)).family if below else (run_id,)
+        bodies = [body for chain in chains for body in await read_bodies(connection, chain, None)]
+        lines = [(timeline_line(body), _artifacts_of(body)) for body in bodies]
+        return sorted(lines, key=lambda line: (line[0].at, line[0].run, line[0].seq)) if below else lines
+
+    return await database.query(work)
+
+
+def _artifacts_of(body: bytes) -> list[str]:
+    return [row["artifact"] for row in committed(json.loads(body)["data"])]

@@ -1,0 +1,77 @@
+"""What a legal hold does: while a matter holds a run, nothing of its whole tree is erased, by nobody, for no reason.
+
+A refusal is an entry of the run. For placing and releasing holds see `engine.store.holds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Final, NoReturn
+from uuid import UUID
+
+from engine.errors import RefusedError
+from engine.store.database import Database
+from engine.store.exchange import Connection, exchange
+from engine.store.run_writer import lock_run
+
+if TYPE_CHECKING:
+    from engine.store.erasing import ErasureOrder
+
+_LOCK_KEY: Final = 0x706F64686F6C64
+# An erasure begins before a hold or sees it; a hold is placed when no erasure is about to begin.
+LOCK_HOLDS_SHARED: Final = f"SELECT pg_advisory_xact_lock_shared({_LOCK_KEY})"
+LOCK_HOLDS: Final = f"SELECT pg_advisory_xact_lock({_LOCK_KEY})"
+
+_HOLDS_ON = """
+    SELECT DISTINCT holds.matter FROM holds
+    WHERE released_at IS NULL AND (
+        (all_runs AND tenant_id IN (SELECT tenant_id FROM runs WHERE id = ANY(%(runs)s)))
+        OR id IN (SELECT hold_id FROM held_runs WHERE run_id = ANY(%(runs)s)))
+    ORDER BY matter
+"""
+
+_KNOWN_REFUSAL = """
+    SELECT 1 FROM ledger_entries
+    WHERE run_id = %s AND type = 'erasure.refused'
+      AND convert_from(body, 'UTF8')::jsonb->'data'->>'erasure' = %s::uuid::text
+"""
+
+
+async def holds_on(source: Database | Connection, runs: Collection[UUID]) -> list[str]:
+    """The matters that hold one of these runs. Give the whole tree: what holds a part of it holds all."""
+    statement = (_HOLDS_ON, {"runs": list(runs)})
+    if isinstance(source, Database):
+        (rows,) = await source.fetch(statement)
+    else:
+        (rows,) = await exchange(source, [statement])
+    return [row["matter"] for row in rows]
+
+
+async def refuse_for_hold(database: Database, order: ErasureOrder, matters: Sequence[str]) -> NoReturn:
+    """Writes down that an erasure was refused, and raises RefusedError ``run-held``."""
+    run_id = order.target.run_id
+
+    async def work(connection: Connection) -> None:
+        writer, (known,) = await lock_run(
+            connection, run_id, (_KNOWN_REFUSAL, (run_id, order.id)), actor_id=order.actor_id
+        )
+        if known:
+            return
+        writer.on_behalf_of = order.on_behalf_of
+        writer.entry(
+            "erasure.refused",
+            erasure=str(order.id),
+            cause=order.cause,
+            scope=order.target.scope,
+            reason="hold",
+            matters=list(matters),
+            artifacts=writer.artifacts(order.drafts()),
+        )
+        await writer.commit()
+
+    await database.write(work)
+    raise RefusedError(
+        "run-held",
+        f"run {run_id} is under hold for {', '.join(matters)}; the refusal is on record",
+        hint="podium hold list",
+    )

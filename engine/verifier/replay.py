@@ -1,0 +1,458 @@
+"""A run replayed from its entries: legal states, one open way for each attempt, order by access lists, totals, the end.
+
+Every rule is checked at the entry that could break it, against what the entries before it have established.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from engine.verifier.chains import Entry
+from engine.verifier.contents import derived_id
+from engine.verifier.entry_types import CLOSING, REOPENING, RUN_ENDED, may_follow_closing
+from engine.verifier.faults import Findings, InvalidError
+from engine.verifier.pools import Model, Pool
+from engine.verifier.records import ACCEPTED_STATES, Attempt, Round, Run, Step
+from engine.verifier.reviews import Reviews
+from engine.verifier.transitions import is_legal
+from engine.verifier.visibility import Visibility
+
+
+class Replay:
+    """Replays one run. ``run`` is what its entries say; faults are recorded with the entry that has them."""
+
+    def __init__(
+        self, entries: Sequence[Entry], pools: Mapping[str, Pool], visibility: Visibility, reviews: Reviews
+    ) -> None:
+        self._pools = pools
+        self._visibility = visibility
+        self._reviews = reviews
+        first = entries[0]
+        if first.type != "run.created":
+            raise InvalidError(f"{first}: the first entry of a run is run.created, not {first.type}")
+        self._entries = entries
+        self.run = Run(first.chain, first, first.data["pool"], pools=[first.data["pool"]])
+        self._expects_plan_of: str | None = None
+        self._handlers: dict[str, Callable[[Entry, dict[str, Any]], None]] = {
+            "run.created": self._created,
+            "run.changed": self._changed,
+            CLOSING: self._closed,
+            REOPENING: self._resumed,
+            "run.repinned": self._repinned,
+            "run.paused": self._paused,
+            "run.unpaused": self._unpaused,
+            "run.cancel_requested": self._cancelling,
+            "plan.accepted": self._planned,
+            "plan.rejected": self._rejected,
+            "attempt.sent": self._sent,
+            "attempt.closed": self._attempt_closed,
+            "step.changed": self._step_changed,
+            "step.substituted": self._substituted,
+            "step.routed": self._routed,
+            "operator.answered": self._answered,
+            "child.begun": self._child_begun,
+            "child.ended": self._child_ended,
+        }
+
+    def play(self, findings: Findings) -> Run:
+        """Replays all entries; an entry that breaks a rule is recorded, and the replay goes on behind it."""
+        for entry in self._entries:
+            try:
+                self._step_over(entry)
+            except InvalidError as error:
+                findings.fault(str(entry), f"{entry.type}: {error}")
+        self._reviews.at_the_end(self.run)
+        return self.run
+
+    def _step_over(self, entry: Entry) -> None:
+        run = self.run
+        if run.closed and not may_follow_closing(entry.type):
+            raise InvalidError("the run had ended, and this may not follow its closing entry")
+        if entry.type != "plan.accepted":
+            self._plan_was_expected(entry)
+        handler = self._handlers.get(entry.type)
+        if handler is not None:
+            handler(entry, entry.data)
+        elif entry.type == "artifact.read":
+            run.reads.append(entry)
+        elif entry.type.startswith("review."):
+            self._review(entry)
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that the run is pinned to at this point."""
+        return self._pools[self.run.pool]
+
+    def _plan_was_expected(self, entry: Entry) -> None:
+        if self._expects_plan_of is not None:
+            attempt, self._expects_plan_of = self._expects_plan_of, None
+            raise InvalidError(f"the planning call {attempt} was accepted, and no plan followed before {entry.type}")
+
+    def _review(self, entry: Entry) -> None:
+        self._reviews.entry(self.run, self.pool, entry)
+        if entry.type in ("review.decided", "review.commented"):
+            _, number, position = self._reviews.all[entry.data["review"]].place
+            self._visibility.comment(self.run.id, (number, position), entry)
+
+    # The run
+
+    def _created(self, entry: Entry, data: dict[str, Any]) -> None:
+        if entry.seq != 1:
+            raise InvalidError("a run is created once")
+        if data["execution"] != 1:
+            raise InvalidError("a run begins with execution 1")
+        self._reviews.author(entry)
+        parent = data.get("parent")
+        if parent is not None:
+            place = f"child/{data.get('parent_round')}/{data.get('parent_step')}"
+            if entry.chain != derived_id(parent, place):
+                raise InvalidError("the run's id is not that of the child run of the step that it names")
+
+    def _changed(self, _: Entry, data: dict[str, Any]) -> None:
+        if data["state"] in RUN_ENDED:
+            raise InvalidError("the end of a run is a closing entry")
+        self._move_run(data)
+
+    def _move_run(self, data: Mapping[str, Any]) -> None:
+        run = self.run
+        if data["old"] != run.state:
+            raise InvalidError(f"the run was {run.state}, not {data['old']}")
+        if not is_legal("run", run.state, data["state"]):
+            raise InvalidError(f"a run does not go from {run.state} to {data['state']}")
+        run.state, run.reason = data["state"], data["reason"]
+
+    def _closed(self, entry: Entry, data: dict[str, Any]) -> None:
+        run = self.run
+        if data["state"] not in RUN_ENDED:
+            raise InvalidError(f"{data['state']} is not an end")
+        self._move_run(data)
+        run.closed = True
+        run.ends += 1
+        if data["entries_before"] != entry.seq - 1:
+            raise InvalidError(f"it counts {data['entries_before']} entries before it, and there are {entry.seq - 1}")
+        if "totals" in data:
+            self._compare_totals(data["totals"])
+        if data["state"] == "succeeded":
+            last = run.last_round
+            if last is None or last.steps[-1].state not in ACCEPTED_STATES:
+                raise InvalidError("the run succeeded without an accepted answer")
+            self._reviews.before_answer(run, self.pool, entry)
+
+    def _compare_totals(self, said: Mapping[str, Any]) -> None:
+        closed = self.run.closed_attempts
+        known = {
+            "attempts": len(self.run.attempts),
+            "input_tokens": sum(attempt.input_tokens or 0 for attempt in closed),
+            "output_tokens": sum(attempt.output_tokens or 0 for attempt in closed),
+            "cost_usd": sum((attempt.cost_usd or Decimal(0) for attempt in closed), Decimal(0)),
+            "unpriced": sum(attempt.cost_usd is None for attempt in closed),
+        }
+        for name, value in known.items():
+            stated = Decimal(said[name]) if name == "cost_usd" else said[name]
+            if stated != value:
+                raise InvalidError(f"it says {name} {said[name]}, and the attempts say {value}")
+
+    def _resumed(self, _: Entry, data: dict[str, Any]) -> None:
+        run = self.run
+        if not run.closed:
+            raise InvalidError("only a run that has ended is resumed")
+        if data["execution"] != run.execution + 1:
+            raise InvalidError(f"execution {data['execution']} does not follow execution {run.execution}")
+        run.execution += 1
+        run.closed = run.paused = run.cancelling = False
+
+    def _repinned(self, entry: Entry, data: dict[str, Any]) -> None:
+        run = self.run
+        if data["old"] != run.pool:
+            raise InvalidError("the run was not pinned to the pool that it names")
+        if data["new"] not in self._pools:
+            raise InvalidError("the bundle lacks the pool from now on")
+        run.pool = data["new"]
+        run.pools.append(run.pool)
+        if "order" in data:
+            self._reviews.author(entry)
+
+    def _paused(self, _: Entry, __: dict[str, Any]) -> None:
+        if self.run.paused:
+            raise InvalidError("the run was paused already")
+        self.run.paused = True
+
+    def _unpaused(self, _: Entry, __: dict[str, Any]) -> None:
+        if not self.run.paused:
+            raise InvalidError("the run was not paused")
+        self.run.paused = False
+
+    def _cancelling(self, _: Entry, __: dict[str, Any]) -> None:
+        self.run.cancelling = True
+
+    # Plans
+
+    def _planned(self, entry: Entry, data: dict[str, Any]) -> None:
+        run, number = self.run, data["round"]
+        expected, self._expects_plan_of = self._expects_plan_of, None
+        if number in run.rounds:
+            raise InvalidError(f"round {number} has a plan already")
+        before = run.rounds.get(number - 1)
+        if number and (before is None or not all(step.is_done for step in before.steps)):
+            raise InvalidError("the round before was not finished")
+        if not data["steps"] and not number:
+            raise InvalidError("a first plan has steps")
+        if data.get("plan", derived_id(run.id, f"plan/{number}")) != derived_id(run.id, f"plan/{number}"):
+            raise InvalidError("the plan's id is not that of its round")
+        if data["attempt"] is not None:
+            attempt = run.attempts.get(data["attempt"])
+            is_ours = attempt is not None and attempt.step is None and attempt.round == number and attempt.accepted
+            if not is_ours or data["attempt"] != expected:
+                raise InvalidError("it is not the plan of the planning call that was accepted")
+        elif expected is not None:
+            raise InvalidError("it is not the plan of the planning call that was accepted")
+        steps = [self._planned_step(number, position, row) for position, row in enumerate(data["steps"])]
+        run.rounds[number] = Round(number, entry, steps)
+        self._visibility.plan(run, run.rounds[number])
+
+    def _planned_step(self, number: int, position: int, row: Mapping[str, Any]) -> Step:
+        if row["step"] != position:
+            raise InvalidError("the steps of a plan count from 0")
+        access = row["access"]
+        reads = tuple(range(position)) if access == "all" else tuple(access)
+        if any(source >= position for source in reads) or list(reads) != sorted(set(reads)):
+            raise InvalidError(f"step {position} cannot read what it names")
+        before = access == "all" and number > 0
+        stated = (row.get("id", None), row.get("reads", list(reads)), row.get("round_before", before))
+        id_ = derived_id(self.run.id, f"step/{number}/{position}")
+        if stated not in [(id_, list(reads), before), (None, list(reads), before)]:
+            raise InvalidError(f"step {position} does not say what follows from its place and its access list")
+        if self.pool.worker(row["worker"]) is None:
+            raise InvalidError(f"the pool has no worker {row['worker']!r}")
+        state, reason = ("skipped", "unread") if row["skipped"] else ("pending", None)
+        return Step(number, position, row["worker"], row["worker"], reads, before, state, reason)
+
+    def _rejected(self, _: Entry, data: dict[str, Any]) -> None:
+        attempt = self.run.attempts.get(data["attempt"])
+        if attempt is None or attempt.step is not None or attempt.round != data["round"] or attempt.accepted:
+            raise InvalidError("it is about no planning call that gave an invalid plan")
+
+    # Calls
+
+    def _sent(self, entry: Entry, data: dict[str, Any]) -> None:
+        run = self.run
+        attempt = self._new_attempt(entry, data)
+        earlier = self._siblings(attempt)
+        if attempt.id in run.attempts:
+            raise InvalidError("an attempt is sent once")
+        run.attempts[attempt.id] = attempt
+        place = "plan" if attempt.step is None else str(attempt.step)
+        if attempt.id != derived_id(run.id, f"attempt/{attempt.round}/{place}/" + "/".join(map(str, attempt.fence))):
+            raise InvalidError("the attempt's id does not follow from its place and fence")
+        number = len(earlier) + 1
+        ordered = not earlier or earlier[-1].fence < attempt.fence
+        earlier.append(attempt)
+        if attempt.number != number:
+            raise InvalidError(f"it is attempt {number} of its place, not {attempt.number}")
+        if not ordered or attempt.fence[0] != run.execution:
+            raise InvalidError("an older try was opened after a newer one")
+        self._may_begin("planning" if attempt.step is None else "running")
+        if any(other.accepted for other in earlier):
+            raise InvalidError("there was an accepted result already")
+        if attempt.step is None:
+            self._check_model(attempt, self.pool.conductor)
+        else:
+            self._sent_for_step(attempt, data)
+        self._visibility.attempt(run, self.pool, attempt)
+
+    def _new_attempt(self, entry: Entry, data: Mapping[str, Any]) -> Attempt:
+        return Attempt(
+            data["attempt"],
+            data["round"],
+            data["step"],
+            data["number"],
+            data["worker"],
+            data["model"],
+            self.run.pool,
+            entry,
+            tuple(data["fence"]),
+        )
+
+    def _siblings(self, attempt: Attempt) -> list[Attempt]:
+        if attempt.step is None:
+            return self.run.planning.setdefault(attempt.round, [])
+        return self._step(attempt.round, attempt.step).attempts
+
+    def _sent_for_step(self, attempt: Attempt, data: Mapping[str, Any]) -> None:
+        step = self._step(attempt.round, attempt.step)
+        self._inputs_are_there(step)
+        if attempt.worker != step.worker:
+            raise InvalidError(f"step {step.position} belongs to worker {step.worker!r}, not {attempt.worker!r}")
+        self._check_model(attempt, self.pool.worker(attempt.worker))
+        self._move(step, data["moved"])
+        if step.state != "running":
+            raise InvalidError(f"step {step.position} is {step.state} while it is called")
+        self._reviews.before_step(self.run, self.pool, step, attempt.sent)
+
+    def _check_model(self, attempt: Attempt, worker: Model | None) -> None:
+        if worker is None or (worker.name, worker.model) != (attempt.worker, attempt.model) or worker.kind != "model":
+            raise InvalidError(f"the pool has no worker {attempt.worker!r} with model {attempt.model!r}")
+
+    def _may_begin(self, state: str) -> None:
+        run = self.run
+        if run.paused or run.cancelling:
+            raise InvalidError(f"something began although the run was {'paused' if run.paused else 'being cancelled'}")
+        if run.state != state:
+            raise InvalidError(f"something began although the run was {run.state}")
+
+    def _inputs_are_there(self, step: Step) -> None:
+        """The rule of order: everything that a step may read has its output, or was left out."""
+        for source in step.reads:
+            other = self._step(step.round, source)
+            if not other.is_done:
+                raise InvalidError(f"step {step.position} began before step {source}, which it reads, had its output")
+        if step.reads_round_before:
+            before = self.run.rounds[step.round - 1]
+            if not all(other.is_done for other in before.steps):
+                raise InvalidError(f"step {step.position} began before the round that it reads was finished")
+
+    def _attempt_closed(self, entry: Entry, data: dict[str, Any]) -> None:
+        run = self.run
+        attempt = run.attempts.get(data["attempt"])
+        if attempt is None or (attempt.round, attempt.step) != (data["round"], data["step"]):
+            raise InvalidError("it closes an attempt that was not sent from there")
+        if (attempt.state, data["state"]) not in _CLOSINGS:
+            raise InvalidError(f"an attempt that is {attempt.state} does not become {data['state']}")
+        attempt.state, attempt.closed, attempt.accepted = data["state"], entry, data["accepted"]
+        attempt.input_tokens, attempt.output_tokens = data["input_tokens"], data["output_tokens"]
+        attempt.cost_usd = None if data["cost_usd"] is None else Decimal(data["cost_usd"])
+        if attempt.step is not None:
+            self._step_attempt_closed(entry, attempt, data)
+        elif attempt.accepted:
+            self._accept(attempt, run.planning[attempt.round])
+            self._expects_plan_of = attempt.id
+
+    def _step_attempt_closed(self, entry: Entry, attempt: Attempt, data: Mapping[str, Any]) -> None:
+        step = self._step(attempt.round, attempt.step)
+        moved = data["moved"]
+        if attempt.accepted:
+            self._accept(attempt, step.attempts)
+            if step.accepted is not None:
+                raise InvalidError(f"step {step.position} has an accepted output already")
+            if moved is None or moved["state"] != "succeeded":
+                raise InvalidError("an accepted output without its step's success")
+            if not any(row["kind"] == "output" for row in data["artifacts"]):
+                raise InvalidError("an accepted output that is not there")
+            step.accepted, step.accepted_by = attempt.id, entry
+            self._reviews.accepted_at_once(self.run, self.pool, step)
+        elif moved is not None and moved["state"] in ACCEPTED_STATES:
+            raise InvalidError("a step succeeded by an attempt that was not accepted")
+        if moved is not None and self.run.closed:
+            raise InvalidError("a step moved after the run had ended")
+        self._move(step, moved)
+
+    def _accept(self, attempt: Attempt, siblings: Sequence[Attempt]) -> None:
+        if attempt.state != "succeeded" or self.run.closed:
+            raise InvalidError("an output was accepted that cannot be")
+        if siblings[-1] is not attempt or any(other.accepted for other in siblings if other is not attempt):
+            raise InvalidError("an output was accepted though a newer attempt, or another accepted one, was there")
+
+    # Steps
+
+    def _step(self, number: int, position: int | None) -> Step:
+        step = None if position is None else self.run.step(number, position)
+        if step is None:
+            raise InvalidError(f"round {number} has no step {position}")
+        return step
+
+    def _move(self, step: Step, moved: Mapping[str, Any] | None) -> None:
+        if moved is None:
+            return
+        if moved["old"] != step.state:
+            raise InvalidError(f"step {step.position} was {step.state}, not {moved['old']}")
+        if not is_legal("step", step.state, moved["state"]):
+            raise InvalidError(f"step {step.position} does not go from {step.state} to {moved['state']}")
+        step.state, step.reason = moved["state"], moved["reason"]
+        if step.state not in ACCEPTED_STATES:
+            step.accepted = step.accepted_by = None
+
+    def _step_changed(self, entry: Entry, data: dict[str, Any]) -> None:
+        step = self._step(data["round"], data["step"])
+        self._move(step, data)
+        if step.state not in ACCEPTED_STATES:
+            return
+        step.accepted_by = entry
+        if step.state == "reused":
+            reused = self.run.created.data.get("source", {}).get("reused", [])
+            step.accepted = next((row["attempt"] for row in reused if row["step"] == step.position), None)
+            if step.accepted is None or data.get("attempt", step.accepted) != step.accepted:
+                raise InvalidError("the fork does not take this output over")
+        elif data.get("attempt") in self.run.attempts:
+            self._accept_reviewed(step, self.run.attempts[data["attempt"]])
+        else:
+            ended = step.child_ended
+            if ended is None or ended.data["child_state"] != "succeeded":
+                raise InvalidError("a step succeeded without an attempt and without a child run")
+            step.accepted = data.get("attempt", ended.data.get("answer"))
+            if step.accepted != ended.data.get("answer", step.accepted):
+                raise InvalidError("the step's output is not the answer of its child run")
+        self._reviews.accepted_later(self.run, self.pool, step, entry)
+
+    def _accept_reviewed(self, step: Step, attempt: Attempt) -> None:
+        """An output of a call that had to wait for people."""
+        if attempt not in step.attempts or attempt.closed is None:
+            raise InvalidError("the output is that of another step, or has not come")
+        self._accept(attempt, step.attempts)
+        if not any(row["kind"] == "output" for row in attempt.closed.data["artifacts"]):
+            raise InvalidError("an accepted output that is not there")
+        attempt.accepted = True
+        step.accepted = attempt.id
+
+    def _substituted(self, _: Entry, data: dict[str, Any]) -> None:
+        step = self._step(data["round"], data["step"])
+        planned = self.pool.worker(step.planned_worker)
+        if data["old_worker"] != step.worker or planned is None or data["worker"] not in planned.fallbacks:
+            raise InvalidError("the worker is no substitute that the pool names")
+        step.worker = data["worker"]
+        self._move(step, data["moved"])
+
+    def _routed(self, _: Entry, data: dict[str, Any]) -> None:
+        step = self._step(data["round"], data["step"])
+        if step.is_done:
+            raise InvalidError("a finished step goes nowhere")
+        step.worker = data["worker"]
+
+    def _answered(self, entry: Entry, data: dict[str, Any]) -> None:
+        step = self._step(data["round"], data["step"])
+        if step.state != "waiting":
+            raise InvalidError("the step did not wait for anybody")
+        self._move(step, data["moved"])
+        if data["answer"] == "retry":
+            step.worker = data.get("worker", step.worker)
+        if data["answer"] == "skip" or data.get("worker") != data.get("old_worker"):
+            self._reviews.author(entry)
+
+    # Child runs
+
+    def _child_begun(self, entry: Entry, data: dict[str, Any]) -> None:
+        step = self._step(data["round"], data["step"])
+        if data["child"] != derived_id(self.run.id, f"child/{step.round}/{step.position}"):
+            raise InvalidError("the child run's id does not follow from its step")
+        worker = self.pool.worker(step.worker)
+        if worker is None or worker.kind != "conductor":
+            raise InvalidError(f"step {step.position} is not for the Conductor")
+        self._inputs_are_there(step)
+        self._may_begin("running")
+        step.child, step.child_ended = data["child"], None
+        self.run.begun.append(entry)
+        self._reviews.before_step(self.run, self.pool, step, entry)
+        self._visibility.child(self.run, self.pool, step, entry)
+
+    def _child_ended(self, entry: Entry, data: dict[str, Any]) -> None:
+        step = self._step(data["round"], data["step"])
+        if step.child is None or data["child"] != step.child or data["child_state"] not in RUN_ENDED:
+            raise InvalidError("it is about no child run that was begun")
+        step.child_ended = entry
+
+
+_CLOSINGS = frozenset(
+    {("sent", state) for state in ("succeeded", "refused", "failed", "cancelled", "superseded", "unknown")}
+    | {("unknown", "superseded")}
+)

@@ -1,0 +1,221 @@
+"""The result of a verification: a verdict with its exit code, what was checked, and what is not proven."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final, Literal
+
+from engine.verifier.bundle import Bundle
+from engine.verifier.faults import Findings
+from engine.verifier.log import Log
+from engine.verifier.pools import Pool
+from engine.verifier.records import Run
+from engine.verifier.reviews import Reviews
+
+Verdict = Literal["valid", "invalid", "incomplete", "erased"]
+EXIT_CODES: Final[Mapping[Verdict, int]] = {"valid": 0, "invalid": 1, "incomplete": 3, "erased": 4}
+USAGE: Final = 2
+_WORDS: Final[Mapping[Verdict, str]] = {
+    "valid": "VALID",
+    "invalid": "INVALID",
+    "incomplete": "VALID AS FAR AS IT GOES",
+    "erased": "VALID, WITH ERASED CONTENTS",
+}
+_LINES_MAX: Final = 40
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that a verification found. ``bundle`` and ``log`` are None if it did not come so far."""
+
+    findings: Findings = field(default_factory=Findings)
+    bundle: Bundle | None = None
+    log: Log | None = None
+    entries: int = 0
+    runs: dict[str, Run] = field(default_factory=dict)
+    reviews: dict[str, Reviews] = field(default_factory=dict)
+    pools: dict[str, Pool] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict in one word."""
+        findings = self.findings
+        if findings.faults or self.bundle is None:
+            return "invalid"
+        if findings.unanchored or findings.redacted:
+            return "incomplete"
+        return "erased" if findings.erased else "valid"
+
+    @property
+    def exit_code(self) -> int:
+        """0 valid, 1 invalid, 3 unanchored or redacted, 4 with erasures."""
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def not_proven(self) -> list[str]:
+        """What nobody may conclude from the bundle, the particular first."""
+        return [] if self.verdict == "invalid" else [*self.findings.not_proven, *self._never_proven()]
+
+    def _never_proven(self) -> list[str]:
+        log = self.log
+        lines: list[str] = []
+        if log is None or log.checkpoint is None:
+            lines.append("that the entries were not written all at once and later: no signed checkpoint covers them")
+        elif log.saved is None:
+            lines.append(
+                "that the holder of the signing key has not rewritten the whole log: compare it with a checkpoint that "
+                "you kept (--checkpoint)"
+            )
+        if log is None or not log.complete:
+            lines.append("that the runs have no later entries than those in the bundle, and the log no other runs")
+        lines += (
+            "events that were never recorded, and whether what was recorded was true",
+            "what a provider did with a prompt, and which model really answered",
+            "the exact times: they are the database's; checkpoints only say what came before and after",
+            "the page index.html, and who the people behind the accounts are",
+        )
+        return lines
+
+    def as_json(self) -> dict[str, Any]:
+        """The report for programs."""
+        findings, log = self.findings, self.log
+        checkpoint = None if log is None else log.checkpoint
+        return {
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "faults": findings.faults,
+            "faults_left_out": findings.faults_left_out,
+            "not_proven": self.not_proven,
+            "entries": self.entries,
+            "unanchored": findings.unanchored,
+            "redacted": findings.redacted,
+            "erased": findings.erased,
+            "tenant": None if self.bundle is None else self.bundle.tenant,
+            "log": None
+            if log is None or checkpoint is None
+            else {
+                "origin": checkpoint.origin,
+                "size": checkpoint.size,
+                "root": checkpoint.root.hex(),
+                "key": None if log.signer is None else log.signer.key_id,
+                "complete": log.complete,
+                "checkpoints": len(log.checkpoints),
+                "saved_size": None if log.saved is None else log.saved.size,
+            },
+            "runs": [_run_json(run, self.reviews.get(run.id)) for run in self.runs.values()],
+        }
+
+    def as_text(self) -> str:
+        """The report for people."""
+        findings = self.findings
+        lines = [_WORDS[self.verdict], ""]
+        if findings.faults:
+            lines += [f"  {fault}" for fault in findings.faults]
+            if findings.faults_left_out:
+                lines.append(f"  ... and {findings.faults_left_out} more")
+            lines.append("")
+        if self.bundle is not None:
+            lines += self._checked()
+        if self.verdict != "invalid":
+            lines += _listed("withheld by order of the exporter (redacted)", findings.redacted)
+            lines += _listed("erased by an order on record", findings.erased)
+            lines += ["Not proven:", *(f"  - {_shortened(line)}" for line in self.not_proven[:_LINES_MAX])]
+            if len(self.not_proven) > _LINES_MAX:
+                lines.append(f"  ... and {len(self.not_proven) - _LINES_MAX} more; --json has all of them")
+        return "\n".join(lines) + "\n"
+
+    def _checked(self) -> list[str]:
+        bundle, log, findings = self.bundle, self.log, self.findings
+        assert bundle is not None
+        lines = [f"bundle of {bundle.created_at} by {bundle.producer}, tenant {bundle.tenant}"]
+        checkpoint = None if log is None else log.checkpoint
+        if log is not None and checkpoint is not None:
+            key = "" if log.signer is None else f", signed by key {log.signer.key_id}"
+            lines.append(f"log of {checkpoint.size} entries, root {checkpoint.root.hex()}{key}")
+            if log.complete:
+                lines.append("  all entries of the log are in the bundle: none was left out")
+            if log.saved is not None:
+                lines.append(f"  consistent with the saved checkpoint of size {log.saved.size}")
+        lines.append(f"{self.entries} entries, {len(self.runs)} run{'' if len(self.runs) == 1 else 's'}")
+        if findings.unanchored:
+            lines.append(f"  {findings.unanchored} of them are not covered by a signed checkpoint")
+        lines += [_run_line(run, self.reviews.get(run.id)) for run in list(self.runs.values())[:_LINES_MAX]]
+        return [*lines, ""]
+
+
+def _listed(what: str, artifacts: Sequence[str]) -> list[str]:
+    if not artifacts:
+        return []
+    more = "" if len(artifacts) <= _LINES_MAX else f" and {len(artifacts) - _LINES_MAX} more"
+    return [f"{len(artifacts)} contents {what}: {', '.join(artifacts[:_LINES_MAX])}{more}", ""]
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= 300 else line[:299] + "…"  # noqa: PLR2004  # as much as a person reads
+
+
+def _cost(run: Run) -> tuple[Decimal, int]:
+    closed = run.closed_attempts
+    return (
+        sum((attempt.cost_usd or Decimal(0) for attempt in closed), Decimal(0)),
+        sum(attempt.cost_usd is None for attempt in closed),
+    )
+
+
+def _run_line(run: Run, reviews: Reviews | None) -> str:
+    cost, unknown = _cost(run)
+    steps = sum(len(found.steps) for found in run.rounds.values())
+    rendered = sum(attempt.rendered for attempt in run.attempts.values())
+    people = sorted({decision.person for review in _all(reviews) for decision in review.decisions})
+    return (
+        f"run {run.id}: {run.state}, {steps} steps, {len(run.attempts)} calls ({rendered} prompts rendered again), "
+        f"{cost.normalize():f} USD{f' and {unknown} of unknown cost' if unknown else ''}"
+        + (f", reviewed by {', '.join(people)}" if people else "")
+    )
+
+
+def _all(reviews: Reviews | None) -> list[Any]:
+    return [] if reviews is None else list(reviews.all.values())
+
+
+def _run_json(run: Run, reviews: Reviews | None) -> dict[str, Any]:
+    cost, unknown = _cost(run)
+    return {
+        "run": run.id,
+        "state": run.state,
+        "reason": run.reason,
+        "execution": run.execution,
+        "steps": [
+            {
+                "round": step.round,
+                "step": step.position,
+                "worker": step.worker,
+                "state": step.state,
+                "reads": list(step.reads),
+                "accepted": step.accepted,
+                "attempts": len(step.attempts),
+            }
+            for found in run.rounds.values()
+            for step in found.steps
+        ],
+        "attempts": len(run.attempts),
+        "prompts_rendered": sum(attempt.rendered for attempt in run.attempts.values()),
+        "cost_usd": f"{cost.normalize():f}",
+        "attempts_unpriced": unknown,
+        "reviews": [
+            {
+                "review": review.id,
+                "gate": review.place[0],
+                "round": review.place[1],
+                "step": review.place[2],
+                "state": review.state,
+                "decisions": [
+                    {"person": decision.person, "decision": decision.entry.data["decision"], "at": decision.entry.at}
+                    for decision in review.decisions
+                ],
+            }
+            for review in _all(reviews)
+        ],
+    }

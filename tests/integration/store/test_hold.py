@@ -1,0 +1,141 @@
+"""Holds: an erasure under hold is a refusal on record, and a release takes two people."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from engine.errors import InputError, RefusedError
+from engine.ledger.entry import chain_faults
+from engine.store.database import Database
+from engine.store.erasing import erase
+from engine.store.holds import Matter, list_holds, place_hold, release_hold
+from engine.store.persons import link_account
+from engine.store.retention import sweep
+from engine.store.tables import DEFAULT_TENANT
+from tests.support.sealed import finished_run, order_for, sealed_database
+from tests.support.stored import check_invariants, dump, execute, record, rows
+
+TENANT = UUID(DEFAULT_TENANT)
+
+
+@pytest.fixture
+async def sealed(own_database_url: str, tmp_path: Path) -> AsyncIterator[Database]:
+    opened = sealed_database(own_database_url, tmp_path / "keys")
+    yield opened
+    await opened.close()
+
+
+def matter(actor: str, reason: str = "Doe v. Acme, letter of counsel", name: str = "2026-0042") -> Matter:
+    return Matter(TENANT, name, actor, None, reason)
+
+
+async def system_entries(url: str) -> list[str]:
+    found = await rows(url, "SELECT type, body FROM ledger_entries WHERE run_id = %s ORDER BY seq", TENANT)
+    assert chain_faults([row["body"] for row in found]) == []
+    return [row["type"] for row in found]
+
+
+async def test_what_is_held_is_not_erased_and_the_refusal_is_on_record(sealed: Database) -> None:
+    run_id = await finished_run(sealed, ["a text that is evidence now"])
+    other = await finished_run(sealed, ["a text that nobody needs"])
+    await place_hold(sealed, matter("counsel"), [run_id])
+    order = order_for(run_id)
+    for _ in range(2):
+        with pytest.raises(RefusedError) as refused:
+            await erase(sealed, order)
+        assert refused.value.code == "run-held"
+    kept = await record(sealed.url, run_id)
+    check_invariants(kept)
+    (entry,) = kept.entries("erasure.refused")
+    assert entry["data"]["matters"] == ["2026-0042"]
+    assert entry["actor"] == "officer"
+    assert all(row["erased_at"] is None for row in kept.artifacts)
+    # Another run is not held.
+    await erase(sealed, order_for(other))
+
+
+async def test_a_release_takes_two_people_not_two_accounts(sealed: Database) -> None:
+    run_id = await finished_run(sealed, ["a text that is evidence now"])
+    await place_hold(sealed, matter("counsel"), [run_id])
+    await link_account(sealed, TENANT, "ada-admin", "ada", actor_id="hr")
+    asked = await release_hold(sealed, matter("ada"))
+    assert (asked.state, asked.release_asked_by) == ("asked", "ada")
+    for account in ("ada", "ada-admin"):
+        with pytest.raises(RefusedError) as refused:
+            await release_hold(sealed, matter(account))
+        assert refused.value.code == "second-person-needed"
+    with pytest.raises(RefusedError, match="under hold"):
+        await erase(sealed, order_for(run_id))
+    released = await release_hold(sealed, matter("bob"))
+    assert (released.state, released.released_by) == ("released", "bob")
+    await erase(sealed, order_for(run_id))
+    assert await list_holds(sealed, TENANT) == []
+    assert await system_entries(sealed.url) == [
+        "hold.placed", "person.linked", "hold.release_asked", "hold.released",
+    ]  # fmt: skip
+    with pytest.raises(RefusedError, match="nothing is held"):
+        await release_hold(sealed, matter("bob"))
+
+
+async def test_more_runs_take_a_wish_to_release_back(sealed: Database) -> None:
+    first, second = [await finished_run(sealed, [text]) for text in ("the first text", "the second text")]
+    await place_hold(sealed, matter("counsel"), [first])
+    await release_hold(sealed, matter("ada"))
+    view = await place_hold(sealed, matter("counsel"), [first, second])
+    assert (view.state, set(view.runs)) == ("held", {first, second})
+    # The same once more changes nothing.
+    before = await system_entries(sealed.url)
+    await place_hold(sealed, matter("counsel"), [second])
+    assert await system_entries(sealed.url) == before
+
+
+async def test_a_hold_on_everything_and_the_words_of_its_reason(sealed: Database) -> None:
+    run_id = await finished_run(sealed, ["any text"])
+    await place_hold(sealed, matter("counsel", reason="because of kanarie-in-a-reason"), [], all_runs=True)
+    with pytest.raises(RefusedError, match="under hold"):
+        await erase(sealed, order_for(run_id))
+    assert "kanarie-in-a-reason" not in await dump(sealed.url)
+
+
+async def test_what_is_no_matter_and_no_run_is_refused(sealed: Database) -> None:
+    with pytest.raises(InputError, match="name of a matter"):
+        matter("counsel", name="Doe v. Acme")
+    with pytest.raises(InputError, match="no run"):
+        await place_hold(sealed, matter("counsel"), [UUID(int=7)])
+
+
+async def test_retention_leaves_what_is_held_and_says_so_once(sealed: Database) -> None:
+    run_id = await finished_run(sealed, ["an old text"])
+    await execute(
+        sealed.url,
+        "UPDATE runs SET ended_at = ended_at - interval '9 days', started_at = NULL WHERE id = %s", run_id,
+    )  # fmt: skip
+    await place_hold(sealed, matter("counsel"), [run_id])
+    for _ in range(2):
+        done = await sweep(sealed, TENANT, 7)
+        assert (done.erased, done.held) == ([], [run_id])
+    assert len((await record(sealed.url, run_id)).entries("erasure.refused")) == 1
+
+
+async def test_a_hold_and_an_erasure_at_once_agree_on_who_was_first(sealed: Database) -> None:
+    for _ in range(6):
+        run_id = await finished_run(sealed, ["contended text"])
+        held, erased = await asyncio.gather(
+            place_hold(sealed, matter("counsel", name=f"m-{run_id}"), [run_id]),
+            erase(sealed, order_for(run_id)),
+            return_exceptions=True,
+        )
+        assert not isinstance(held, BaseException)
+        kept = await record(sealed.url, run_id)
+        gone = [row for row in kept.artifacts if row["erased_at"] is not None]
+        if isinstance(erased, RefusedError):
+            assert (erased.code, gone) == ("run-held", [])
+        else:
+            assert not isinstance(erased, BaseException)
+            assert gone
+        check_invariants(kept)
