@@ -118,8 +118,8 @@ class AccessReader:
             return
         if isinstance(node, Word) and node.kind == "ambiguous":
             code, shown = "yaml-ambiguous", f"{quoted(node.text)} is not the same to every YAML reader"
-        elif isinstance(node, Word) and node.text.strip("-").isdecimal() and len(node.text) > INTEGER_DIGITS_MAX:
-            code, shown = "number-too-long", f"a number of {len(node.text.strip('-'))} digits"
+        elif isinstance(node, Word) and node.surplus_digits:
+            code, shown = "number-too-long", f"a number of {node.surplus_digits} digits"
         elif isinstance(node, Text | Word):
             written = node.value if isinstance(node, Text) else node.text
             code, shown = "access-not-understood", f"{quoted(written)} is no earlier step"

@@ -249,7 +249,7 @@ class BlockFinder:
                 return start + 1
             steps = self._text[start] == "[" or not meant_as_lists(scanner.keys)
             form: Form = "steps-json" if steps else "json"
-            self._add(Block(form, start, scanner.pos, findings, unsure=True))
+            self._parts.append(Block(form, start, scanner.pos, findings, unsure=True))
             return self._after_unsure(start, len(self._text))
         known, found_form = json_form(node)
         if not known:
@@ -258,7 +258,7 @@ class BlockFinder:
         if changes.code_behind(self._text, scanner.pos):
             self._report_code(findings, scanner.pos, None)
             block.unsure = True
-        self._add(block)
+        self._parts.append(block)
         return self._after_unsure(start, scanner.pos) if block.unsure else scanner.pos
 
     def _take_flow(self, match: re.Match[str]) -> int:
@@ -270,7 +270,7 @@ class BlockFinder:
             findings.error(
                 "truncated", "the text ends before this bracket is closed", at=match.start(), hint=self._cut_hint
             )
-            self._add(Block("steps-yaml", match.start(), len(self._text), findings, unsure=True))
+            self._parts.append(Block("steps-yaml", match.start(), len(self._text), findings, unsure=True))
             return self._after_unsure(match.start(), len(self._text))
         block = self._yaml_block(Region(match.start(), end, sure_end=True))
         pos = self._take_yaml_block(block)
@@ -310,7 +310,7 @@ class BlockFinder:
         return block
 
     def _take_yaml_block(self, block: Block) -> int:
-        self._add(block)
+        self._parts.append(block)
         return self._after_unsure(block.start, block.end) if block.node is None else block.end
 
     def _take_label(self, match: re.Match[str]) -> int:
@@ -372,9 +372,6 @@ class BlockFinder:
                 field=name,
                 hint="write the list out: nothing is evaluated",
             )
-
-    def _add(self, block: Block) -> None:
-        self._parts.append(block)
 
     def _after_unsure(self, start: int, otherwise: int) -> int:
         """After an unreadable value: on to the next end of reasoning behind its start, if there is one."""

@@ -9,6 +9,7 @@ from typing import Final
 
 from engine.plan.findings import Findings
 from engine.plan.labels import Label
+from engine.plan.lists import LIST_NAMES
 from engine.plan.nodes import Node
 from engine.plan.plan import Form
 
@@ -67,8 +68,8 @@ def group_parts(text: str, parts: list[Block | LabelledList]) -> list[Block]:
         name = part.label.name
         # What is begun goes on with the next list beside it; only behind other text may a new run begin instead.
         beside = pending is not None and _BETWEEN_LISTS.fullmatch(text, pending.end, part.label.start) is not None
-        if together == 0 and not beside and _stand_together(text, parts[index : index + 3]):
-            together = 3
+        if together == 0 and not beside and _stand_together(text, parts[index : index + len(LIST_NAMES)]):
+            together = len(LIST_NAMES)
             if pending is not None:
                 blocks.append(pending)
                 pending = None
@@ -82,7 +83,7 @@ def group_parts(text: str, parts: list[Block | LabelledList]) -> list[Block]:
         pending.unsure = pending.unsure or part.unsure
         pending.findings.merge(part.findings)
         together = max(0, together - 1)
-        if len(pending.lists) == 3:  # noqa: PLR2004 - model_id, subtasks, access_list
+        if len(pending.lists) == len(LIST_NAMES):
             blocks.append(pending)
             pending = None
     if pending is not None:
@@ -95,7 +96,7 @@ def mark_swallowed_plan(text: str, block: Block) -> None:
 
     What follows such a block may be the rest of a plan, which must not run as if it were the whole.
     """
-    if block.form != "lists" or len(block.lists) == 3:  # noqa: PLR2004 - model_id, subtasks, access_list
+    if block.form != "lists" or len(block.lists) == len(LIST_NAMES):
         return
     for name, part in block.lists.items():
         inside = part.label.start + len(part.label.exact)  # behind the label itself
@@ -109,6 +110,6 @@ def mark_swallowed_plan(text: str, block: Block) -> None:
 def _stand_together(text: str, parts: list[Block | LabelledList]) -> bool:
     """Whether three parts are three different lists with only punctuation between them."""
     run = [part for part in parts if isinstance(part, LabelledList)]
-    if len({part.label.name for part in run}) != 3:  # noqa: PLR2004 - three lists
+    if len({part.label.name for part in run}) != len(LIST_NAMES):
         return False
     return all(_BETWEEN_LISTS.fullmatch(text, left.end, right.label.start) is not None for left, right in pairwise(run))

@@ -6,10 +6,11 @@ by the same code whatever the form.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from engine.plan.clean import CleanedText
+from engine.plan.limits import INTEGER_DIGITS_MAX
 
 WordKind = Literal["integer", "null", "boolean", "number", "ambiguous", "empty", "name", "void"]
 """What an unquoted value is. "number" is any number but a plain decimal integer; "ambiguous" is a YAML value that is
@@ -42,6 +43,12 @@ class Word:
     end: int
     kind: WordKind
 
+    @property
+    def surplus_digits(self) -> int:
+        """The number of digits of a whole number that is too long to be read, 0 for anything else."""
+        digits = self.text.strip("-")
+        return len(digits) if len(digits) > INTEGER_DIGITS_MAX and digits.isdecimal() else 0
+
 
 @dataclass(slots=True)
 class Sequence:
@@ -60,7 +67,6 @@ class Mapping:
     entries: list[tuple[Text, Node]]
     start: int
     end: int
-    repeated: set[str] = field(default_factory=set)
 
 
 Node = Text | Word | Sequence | Mapping

@@ -157,7 +157,6 @@ class Scanner:
             key = self._string(field)
             self.keys.append(key.value)
             if key.value in seen:
-                mapping.repeated.add(key.value)
                 self._findings.error(
                     "duplicate-key", f"the key {quoted(key.value)} is written twice", at=key.start, field=key.value[:80]
                 )

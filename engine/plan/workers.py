@@ -48,15 +48,9 @@ class WorkerNames:
             return None
         if isinstance(node, Word) and node.kind == "integer":
             return self._numbered(node, int(node.text), place, findings, hint)
-        if (
-            isinstance(node, Word)
-            and len(node.text.strip("-")) > INTEGER_DIGITS_MAX
-            and node.text.strip("-").isdecimal()
-        ):
-            digits = len(node.text.strip("-"))
-            findings.error(
-                "number-too-long", f"{place.name}: a number of {digits} digits", at=node.start, field=place.field
-            )
+        if isinstance(node, Word) and node.surplus_digits:
+            said = f"{place.name}: a number of {node.surplus_digits} digits"
+            findings.error("number-too-long", said, at=node.start, field=place.field)
         elif isinstance(node, Word) and node.kind == "ambiguous":
             findings.error(
                 "yaml-ambiguous",

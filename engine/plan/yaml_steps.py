@@ -130,7 +130,6 @@ class YamlReader:
         if len(parent.entries) >= STEPS_SCANNED_MAX:
             self._fail("too-many-items", f"a YAML mapping has more than {STEPS_SCANNED_MAX} keys", node.start)
         if node.value in {key.value for key, _ in parent.entries}:
-            parent.repeated.add(node.value)
             shown = quoted(node.value)
             self._findings.error(
                 "duplicate-key", f"the key {shown} is written twice", at=node.start, field=node.value[:80]

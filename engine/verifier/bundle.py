@@ -33,6 +33,10 @@ ARTIFACTS: Final = "artifacts.json"
 SYSTEM_ENTRIES: Final = "system/entries.jsonl"
 CHECKPOINT, PROOF, HISTORY, KEYS = "log/checkpoint", "log/proof.json", "log/history.json", "log/keys.json"
 
+# Nothing commits to how a text is to be displayed, so there are few words for it, and no letter of them can be another.
+MEDIA_TYPES: Final = ("text/plain;charset=utf-8", "application/json", "application/octet-stream")
+ROLES: Final = ("task", "text", "plan", "remarks", "manifest", "basis")
+
 _CHAIN = {"entries": is_count, "head": is_hash}
 _MANIFEST = exactly(
     {
@@ -53,10 +57,10 @@ _ARTIFACT = exactly(
         "bytes": is_count,
         "commitment": is_hash,
         "kind": is_text,
-        "media_type": is_text,
+        "media_type": one_of(*MEDIA_TYPES),
         "ordinal": is_count,
         "owner": is_id,
-        "role": is_text,
+        "role": one_of(*ROLES),
         "run": is_id,
         "salt": optional(is_hash),
         "state": one_of("disclosed", "redacted", "erased"),

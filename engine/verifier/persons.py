@@ -13,24 +13,21 @@ ENGINE: str = "podium-engine"
 
 @dataclass(slots=True)
 class Persons:
-    """Links in the order of the chain: time, account, person. An account without a link is its own person."""
+    """Links by account: since when, and to whom. An account without a link is its own person."""
 
-    links: list[tuple[str, str, str]] = field(default_factory=list)
+    links: dict[str, tuple[str, str]] = field(default_factory=dict)
     # Hashes of the secrets that decide what is sampled.
     sampling_salts: set[str] = field(default_factory=set)
 
     def person(self, account: str, at: str | None = None) -> str:
         """The person of an account at a time (RFC 3339, as entries write it), or by everything that is known."""
-        for moment, actor, person in reversed(self.links):
-            if actor == account and (at is None or moment <= at):
-                return person
-        return account
+        since, person = self.links.get(account, ("", account))
+        return person if at is None or since <= at else account
 
 
 def read_persons(system: Sequence[Entry], findings: Findings) -> Persons:
     """All links. An account with two persons, and a hold that one person released alone, are recorded as faults."""
     persons = Persons()
-    known: dict[str, str] = {}
     asked: dict[str, Entry] = {}
     for entry in system:
         if entry.type == "sampling.salt_made":
@@ -44,7 +41,6 @@ def read_persons(system: Sequence[Entry], findings: Findings) -> Persons:
         if entry.type != "person.linked":
             continue
         actor, person = entry.data["actor"], entry.data["person"]
-        if known.setdefault(actor, person) != person:
+        if persons.links.setdefault(actor, (entry.at, person))[1] != person:
             findings.fault(str(entry), f"account {actor!r} is linked to two persons")
-        persons.links.append((entry.at, actor, person))
     return persons

@@ -98,8 +98,8 @@ class Run:
 
     @property
     def rounds_max(self) -> int:
-        """How many rounds it may have."""
-        return int(self.created.data.get("rounds_max", 1))
+        """How many rounds it may have; as many as there are steps in a plan where an older Podium did not say it."""
+        return int(self.created.data.get("rounds_max", 64))
 
     def step(self, round_number: int, position: int) -> Step | None:
         """A step by its place."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 
 from engine.verifier.chains import Entry
 from engine.verifier.contents import derived_id
@@ -18,6 +18,9 @@ from engine.verifier.records import ACCEPTED_STATES, Attempt, Round, Run, Step
 from engine.verifier.reviews import Reviews
 from engine.verifier.transitions import is_legal
 from engine.verifier.visibility import Visibility
+
+# More attempts of one step than any run has; bounds what a hostile bundle can cost.
+ATTEMPTS_MAX: Final = 10_000
 
 
 class Replay:
@@ -58,7 +61,11 @@ class Replay:
 
     def play(self, findings: Findings) -> Run:
         """Replays all entries; an entry that breaks a rule is recorded, and the replay goes on behind it."""
+        before = ""
         for entry in self._entries:
+            if entry.at < before:
+                findings.unproven(f"the time of {entry}: it is earlier than that of the entry before it")
+            before = entry.at
             try:
                 self._step_over(entry)
             except InvalidError as error:
@@ -199,6 +206,8 @@ class Replay:
             raise InvalidError("the round before was not finished")
         if not data["steps"] and not number:
             raise InvalidError("a first plan has steps")
+        if len(data["steps"]) > self.pool.steps_max or number >= run.rounds_max:
+            raise InvalidError("the pool and the run do not allow so many steps or rounds")
         if data.get("plan", derived_id(run.id, f"plan/{number}")) != derived_id(run.id, f"plan/{number}"):
             raise InvalidError("the plan's id is not that of its round")
         if data["attempt"] is not None:
@@ -247,6 +256,8 @@ class Replay:
         if attempt.id != derived_id(run.id, f"attempt/{attempt.round}/{place}/" + "/".join(map(str, attempt.fence))):
             raise InvalidError("the attempt's id does not follow from its place and fence")
         number = len(earlier) + 1
+        if number > ATTEMPTS_MAX:
+            raise InvalidError(f"there are more than {ATTEMPTS_MAX} attempts of one place")
         ordered = not earlier or earlier[-1].fence < attempt.fence
         earlier.append(attempt)
         if attempt.number != number:

@@ -74,7 +74,7 @@ class Report:
             "events that were never recorded, and whether what was recorded was true",
             "what a provider did with a prompt, and which model really answered",
             "the exact times: they are the database's; checkpoints only say what came before and after",
-            "the page index.html, and who the people behind the accounts are",
+            "the page index.html, what the bundle says of its own making, and who the people behind the accounts are",
         )
         return lines
 

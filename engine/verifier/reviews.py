@@ -21,6 +21,8 @@ from engine.verifier.records import Run, Step
 Place = tuple[str, int, int | None]
 _BY_RULE: Final = frozenset({"policy", "label", "sample"})
 _DRAWS: Final = 2**64
+# More reviews than any run has; bounds what a hostile bundle can cost.
+REVIEWS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +140,8 @@ class Reviews:
 
     def _requested(self, run: Run, pool: Pool, entry: Entry) -> None:
         data = entry.data
-        if data["review"] in self.all:
-            raise InvalidError("a review is asked for once")
+        if data["review"] in self.all or len(self.all) >= REVIEWS_MAX:
+            raise InvalidError("a review is asked for once, and not too many are")
         rule = pool.rule(data["policy"])
         said = frozenset(data.get("excluded", []))
         review = Review(data["review"], entry, rule, said | self._authors)

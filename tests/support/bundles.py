@@ -222,7 +222,7 @@ def _listed(one: Stored) -> dict[str, Any]:
         "bytes": one.said["bytes"],
         "commitment": one.said["commitment"],
         "kind": one.kind,
-        "media_type": "text/plain",
+        "media_type": "text/plain;charset=utf-8",
         "ordinal": 0,
         "owner": str(one.owner),
         "role": "text",

@@ -21,7 +21,7 @@ class Exchange:
         self._request_id: str | None = None
 
     def _check_key(self) -> None:
-        """Raises CallFailed for a key that cannot stand in a header; an HTTP library would quote it in its complaint."""
+        """Raises CallFailed for a key that no header can hold; an HTTP library would quote it in its complaint."""
         if not is_header_safe(self._call.api_key):
             raise self._completed(CallFailed("auth-failed", sent=False))
 

@@ -202,7 +202,7 @@ def test_the_advice_in_geminis_body_is_kept():
 )
 def test_a_text_whose_end_the_server_regrets_is_no_answer(finish, failure):
     """G2-03, G2-05: what was written until then is half an answer, though the reply was closed in order."""
-    reply = ModelReply("some text", "some text", "", finish, None, 1, 2, "m", None, 0.1, 0.2, {})
+    reply = ModelReply("some text", "some text", "", finish, None, 1, 2, "m", None, 0.1, 0.2)
     assert judge(reply).failure == failure
 
 

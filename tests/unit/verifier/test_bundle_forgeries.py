@@ -91,16 +91,7 @@ def test_no_flipped_bit_in_a_member_leaves_a_valid_bundle_though_all_digests_fit
     at = data.draw(st.integers(0, len(MEMBERS[name]) - 1))
     forged = bytearray(MEMBERS[name])
     forged[at] ^= 1 << data.draw(st.integers(0, 7))
-    report = verify_any({**MEMBERS, name: bytes(forged)})
-    if name == "artifacts.json" and report.verdict == "valid":
-        # How a text is to be displayed is nothing that anybody committed to.
-        rows = [json.loads(content)["artifacts"] for content in (MEMBERS[name], forged)]
-        for row in (row for found in rows for row in found):
-            row.pop("role")
-            row.pop("media_type")
-        assert rows[0] == rows[1]
-        return
-    faults_of(report)
+    faults_of(verify_any({**MEMBERS, name: bytes(forged)}))
 
 
 def verify_any(members: Members) -> Report:

@@ -403,6 +403,19 @@ def test_a_plan_that_says_something_else_than_its_text_is_found() -> None:
     assert "the canonical plan says something else" in faults(forged)
 
 
+def test_more_steps_than_the_pool_allows_are_found() -> None:
+    run = PaperRun(Record(), pool_of("{steps_max: 2}"))
+    run.plan()
+    assert "do not allow so many steps" in faults(run)
+
+
+def test_times_that_go_backwards_are_said() -> None:
+    run = planned()
+    run.record._ticks -= 60
+    run.perform(0)
+    assert any("earlier than that of the entry before" in line for line in verified(run).not_proven)
+
+
 def test_a_planning_call_without_its_plan_is_found() -> None:
     run = PaperRun(Record())
     own = run.send(None)
