@@ -18,6 +18,7 @@ from benchmarks.load import load
 from benchmarks.recovery import recovery
 from benchmarks.results import Figure
 from benchmarks.storage import storage
+from benchmarks.verification import verification
 
 BENCHMARKS: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "help": help_time,
@@ -27,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[], Awaitable[list[Figure]]]] = {
     "storage": storage,
     "appends": appends,
     "ledger-step": ledger_step,
+    "verification": verification,
     "recovery": recovery,
     "load": load,
 }

@@ -16,6 +16,7 @@ from engine.verifier.verify import verify_bundle
 from tests.support.bundles import RUN, PaperRun, Record, pool_of
 
 ENTRIES = 100_000
+WHOLE_ENTRIES = 20_000
 PER_SECOND_MIN = 20_000
 STEPS_A_RUN = 3
 OUTPUT = "An output of about one hundred bytes, which is what a small model says to a question of this kind."
@@ -38,11 +39,11 @@ def record(entries: int) -> tuple[Record, int]:
     return made, steps
 
 
-def verification(entries: int = ENTRIES) -> list[Figure]:
+async def verification(entries: int = ENTRIES, whole: int = WHOLE_ENTRIES) -> list[Figure]:
     """Entries a second: form, chains, tree and signature; then everything, prompts included. Bytes a step."""
-    made, steps = record(entries)
+    chains_s = _chains_s(*_record_only(entries))
+    made, steps = record(whole)
     bundle = made.bundle()
-    chains_s = _chains_s(bundle, made)
     began = time.process_time()
     report = verify_bundle(bundle, [made.verifier])
     whole_s = time.process_time() - began
@@ -50,11 +51,11 @@ def verification(entries: int = ENTRIES) -> list[Figure]:
     return [
         Figure(
             "verification of entries",
-            report.entries / chains_s,
+            entries / chains_s,
             "entries/s",
             PER_SECOND_MIN,
             at_least=True,
-            detail=f"{report.entries:,} entries: form, types, chains, root, signature, in {chains_s:.1f} s of CPU",
+            detail=f"{entries:,} entries: form, types, chains, root, signature, in {chains_s:.1f} s of CPU",
         ),
         Figure(
             "verification of a whole bundle",
@@ -73,6 +74,14 @@ def verification(entries: int = ENTRIES) -> list[Figure]:
             detail=f"{len(bundle):,} bytes for {steps:,} steps with outputs of {len(OUTPUT)} bytes",
         ),
     ]
+
+
+def _record_only(entries: int) -> tuple[bytes, Record]:
+    """A bundle of so many entries with its texts withheld: with them it would have too many members."""
+    made, _ = record(entries)
+    for stored in made.artifacts.values():
+        stored.state = "redacted"
+    return made.bundle(), made
 
 
 def _chains_s(bundle: bytes, made: Record) -> float:

@@ -260,7 +260,11 @@ def _days(env: Mapping[str, str], name: str) -> int | None:
     if not value:
         return None
     if not (value.isdigit() and len(value) <= 5 and 1 <= int(value) <= 36_500):  # noqa: PLR2004  # a century
-        raise InputError("setting-invalid", f"{name} must be a number of days from 1 to 36500")
+        raise InputError(
+            "setting-invalid",
+            f"{name} must be a number of days from 1 to 36500",
+            hint=f"{name}=365, for example; unset it to keep texts for as long as their pool says",
+        )
     return int(value)
 
 
@@ -269,5 +273,7 @@ def _port(env: Mapping[str, str], name: str) -> int | None:
     if not value:
         return None
     if not (value.isdigit() and 1 <= int(value) <= 65_535):  # noqa: PLR2004  # the ports there are
-        raise InputError("setting-invalid", f"{name} must be a port from 1 to 65535")
+        raise InputError(
+            "setting-invalid", f"{name} must be a port from 1 to 65535", hint=f"unset {name} to have one chosen"
+        )
     return int(value)

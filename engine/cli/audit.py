@@ -16,7 +16,7 @@ from engine.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from engine.evidence.export import Exported
-    from engine.evidence.timeline import TimelineLine
+    from engine.evidence.record import SaidText, Told
     from engine.settings import Settings
 
 # name: (module, attribute, one line): commands that live elsewhere, imported only when they are called.
@@ -25,6 +25,8 @@ _ELSEWHERE: Final[dict[str, tuple[str, str, str]]] = {
     "key": ("engine.cli.audit_log", "key", "Print the public key that `verify --trust` takes."),
 }
 _CHECKPOINT_BYTES_MAX: Final = 64 * 1024
+# How much of a reason stands in `audit log`; --json has all of it.
+_SAID_CHARS_MAX: Final = 400
 
 
 class _AuditGroup(click.Group):
@@ -184,20 +186,32 @@ def verify(  # noqa: PLR0917  # click passes them by name
 @click.option("--below", is_flag=True, help="Also what happened to the runs below it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the entries as one JSON object.")
 def log_command(run_reference: str, below: bool, as_json: bool) -> int:
-    """Show who did what to RUN (an id, the beginning of one, or 'last') and when, from its ledger."""
+    """Show who did what to RUN (an id, the beginning of one, or 'last') and when, from its ledger.
+
+    Under an entry stands what a person wrote to say why: the basis of an erasure, reasons, comments.
+    """
     from engine.cli.contract import versioned
     from engine.cli.session import run_async, settings_for_run
 
     settings = settings_for_run()
     run_id, found = run_async(_timeline(settings, run_reference, below=below))
     if as_json:
-        terminal.out_json(versioned({"run": run_id, "entries": [_entry_object(*each) for each in found]}))
+        terminal.out_json(versioned({"run": run_id, "entries": [_entry_object(each) for each in found]}))
         return ExitCode.OK
     from engine.cli.render import aligned, columns, show
 
     rows = [
-        ("" if line.run == run_id else line.run[:13], f"{line.at[:10]} {line.at[11:19]}Z", line.who, line.text)
-        for line, _ in found
+        row
+        for told in found
+        for row in (
+            (
+                "" if told.line.run == run_id else told.line.run[:13],
+                f"{told.line.at[:10]} {told.line.at[11:19]}Z",
+                told.line.who,
+                told.line.text,
+            ),
+            *(("", "", "", f"  {_said_words(said)}") for said in told.said),
+        )
     ]
     header = ("run", "when", "who", "what")
     shown = rows if below else [row[1:] for row in rows]
@@ -286,9 +300,16 @@ def _say_exported(done: Exported) -> None:
     terminal.out(f"check it: podium audit verify {terminal.inert(str(done.path))} --trust KEYFILE")
 
 
-async def _timeline(
-    settings: Settings, reference: str, *, below: bool
-) -> tuple[str, list[tuple[TimelineLine, list[str]]]]:
+def _said_words(said: SaidText) -> str:
+    from engine.cli.render import preview
+
+    name = {"basis_reason": "reason"}.get(said.kind, said.kind.replace("_", " "))
+    if said.text is None:
+        return f"{name}: ({'erased' if said.erased else 'cannot be read'})"
+    return f"{name}: {preview(said.text, _SAID_CHARS_MAX)}"
+
+
+async def _timeline(settings: Settings, reference: str, *, below: bool) -> tuple[str, list[Told]]:
     from engine.cli.session import open_session
     from engine.evidence.record import read_timeline
     from engine.keeper.client import Needs
@@ -299,7 +320,8 @@ async def _timeline(
         return str(run_id), await read_timeline(session.database, run_id, below=below)
 
 
-def _entry_object(line: TimelineLine, artifacts: list[str]) -> dict[str, Any]:
+def _entry_object(told: Told) -> dict[str, Any]:
+    line = told.line
     return {
         "run": line.run,
         "seq": line.seq,
@@ -310,5 +332,8 @@ def _entry_object(line: TimelineLine, artifacts: list[str]) -> dict[str, Any]:
         "round": line.round,
         "step": line.step,
         "text": line.text,
-        "artifacts": artifacts,
+        "artifacts": told.artifacts,
+        "said": [
+            {"artifact": one.artifact, "kind": one.kind, "text": one.text, "erased": one.erased} for one in told.said
+        ],
     }

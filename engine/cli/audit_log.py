@@ -287,7 +287,9 @@ def _read(path: Path) -> bytes:
             return source.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise InputError(
-            "file-unreadable", f"{path} cannot be read: {(error.strerror or 'unknown error').lower()}"
+            "file-unreadable",
+            f"{path} cannot be read: {(error.strerror or 'unknown error').lower()}",
+            hint="name a file that exists and that you may read",
         ) from None
 
 
@@ -296,5 +298,7 @@ def _write(path: Path, content: bytes) -> None:
         path.write_bytes(content)
     except OSError as error:
         raise InputError(
-            "file-unwritable", f"{path} cannot be written: {(error.strerror or 'unknown error').lower()}"
+            "file-unwritable",
+            f"{path} cannot be written: {(error.strerror or 'unknown error').lower()}",
+            hint="name a file in a folder that exists and that you may write to",
         ) from None

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from engine.cli.render import preview
 
 if TYPE_CHECKING:
-    from engine.store.snapshots import AttemptSnapshot, RunSnapshot
+    from collections.abc import Sequence
+
+    from engine.store.snapshots import AttemptSnapshot, RunSnapshot, StepSnapshot
     from worker_pools.pool import Pool, Worker
 
 SAID_CHARS: Final = 200
@@ -22,10 +24,11 @@ REPLACED: Final = {
 }
 
 
-def failure_words(attempt: AttemptSnapshot, model: Worker | None) -> str:
+def failure_words(attempt: AttemptSnapshot, model: Worker | None, reads: Sequence[int] = ()) -> str:
     """`auth-failed (401): the provider refuses the key: "no such key"; check OPENAI_API_KEY`, in one line.
 
-    `model` is the pool's entry for who was called, None if that pool cannot be read.
+    `model` is the pool's entry for who was called, None if that pool cannot be read; `reads` are the steps whose
+    outputs the prompt held.
     """
     if attempt.error_code is None:
         return ""
@@ -36,6 +39,8 @@ def failure_words(attempt: AttemptSnapshot, model: Worker | None) -> str:
         words += f": {meaning}"
     if attempt.message:
         words += f': "{preview(_said(attempt.message), SAID_CHARS)}"'
+    if attempt.error_code == "context-too-long" and reads:
+        words += f"; it holds the outputs of {'step' if len(reads) == 1 else 'steps'} {', '.join(map(str, reads))}"
     hint = _hint(attempt.error_code, model)
     return f"{words}; {hint}" if hint else words
 
@@ -62,7 +67,7 @@ def blame(run: RunSnapshot, pool: Pool | None) -> str:
     for step in run.steps:
         if step.state == "failed":
             where = f"round {step.round}, step {step.position}" if step.round else f"step {step.position}"
-            said = blame_below(run, step) or _last_step_failure(step.attempts, pool)
+            said = blame_below(run, step) or _last_step_failure(step, pool)
             return f" ({where}, worker {preview(step.worker, 64)}){said}"
     if run.reason == "plan-invalid" and run.plan_errors:
         return f": {plan_error_words(run.plan_errors[0])}"
@@ -125,9 +130,9 @@ def _last_failure(attempts: tuple[AttemptSnapshot, ...], model: Worker | None) -
     return f": {failure_words(failed[-1], model)}" if failed else ""
 
 
-def _last_step_failure(attempts: tuple[AttemptSnapshot, ...], pool: Pool | None) -> str:
-    failed = [attempt for attempt in attempts if attempt.error_code is not None]
-    return f": {failure_words(failed[-1], called(pool, failed[-1]))}" if failed else ""
+def _last_step_failure(step: StepSnapshot, pool: Pool | None) -> str:
+    failed = [attempt for attempt in step.attempts if attempt.error_code is not None]
+    return f": {failure_words(failed[-1], called(pool, failed[-1]), step.access)}" if failed else ""
 
 
 def _meaning(attempt: AttemptSnapshot, code: str, model: Worker | None) -> str:

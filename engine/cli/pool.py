@@ -115,6 +115,7 @@ def _model_object(model: Any) -> dict[str, Any]:
 
 def _print_pool(found: Pool) -> None:
     from engine.cli.render import aligned, columns, counted, preview, show
+    from engine.operations.meanings import usual_meaning
 
     rows = []
     for number, model in [("", found.conductor), *((str(number), own) for number, own in enumerate(found.workers))]:
@@ -141,6 +142,7 @@ def _print_pool(found: Pool) -> None:
     show(*aligned(header, rows, width))
     for rule in found.policy.reviews:
         terminal.out(f"review  {_rule_words(rule)}")
+        terminal.out(f"        approving says: {preview(usual_meaning(rule.gate, 'approve', rule.meaning)[1], 1000)}")
 
 
 def _rule_words(rule: ReviewRule) -> str:

@@ -22,6 +22,8 @@ GATES: Final = {
     "after": "the output of step {step}",
     "answer": "the run's answer",
 }
+# What somebody puts their name to is never cut: a pool's words are no longer than this.
+WORDS_MAX: Final = 1000
 _ROLES: Final = {
     "task": "the task",
     "plan": "the plan",
@@ -75,12 +77,26 @@ def print_review(shown: ShownReview) -> None:
             terminal.out(f"        {_said(decision.reason)}")
     for comment in shown.snapshot.comments:
         terminal.out(f"comment {local_time(comment.at)} by {comment.person}: {_said(comment.text)}")
+    if line.state == "open":
+        for kind, word in (("approve", "approving"), ("reject", "rejecting")):
+            terminal.out(f"{word} says: {preview(_words(line, kind), WORDS_MAX)}")
     _print_display(shown)
+
+
+def _words(line: ReviewLine, kind: str) -> str:
+    """What whoever decides puts their name to, unless they give words of their own."""
+    from engine.operations.meanings import usual_meaning
+
+    return usual_meaning(line.gate, kind, line.meaning)[1]
 
 
 def _print_display(shown: ShownReview) -> None:
     if shown.display is None:
-        terminal.out("what it is about is not stored any more, or was damaged")
+        if shown.erased:
+            run = shown.snapshot.line.run_id
+            terminal.out(f"what it is about was erased; who had it erased, and why: podium audit log {run}")
+        else:
+            terminal.out("what it is about is not stored any more, or was damaged")
         return
     if not shown.is_intact:
         terminal.out("WARNING: what is stored now is not what this review was asked for; it cannot be decided")
@@ -169,6 +185,8 @@ def shown_object(shown: ShownReview) -> Json:
             ],
             "openings": [{"person": one.person, "at": time_text(one.at)} for one in snapshot.openings],
             "intact": shown.is_intact,
+            "meanings": {kind: _words(snapshot.line, kind) for kind in ("approve", "reject")},
+            "erased": shown.erased,
             "display": None
             if display is None
             else {

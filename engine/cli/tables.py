@@ -291,14 +291,14 @@ def _print_failures(run: RunSnapshot, pool: Pool | None) -> None:
                 # After a retry with another worker, or a fallback, the step has not the worker that was called.
                 other = "" if attempt.worker == step.worker else f" (worker {preview(attempt.worker, 64)})"
                 terminal.out(f"{where}, attempt {attempt.number}{other}: {attempt.state}")
-                _print_failure(attempt, called(pool, attempt))
+                _print_failure(attempt, called(pool, attempt), step.access)
         if step.state == "failed" and (said := blame_below(run, step)):
             terminal.out(f"{where}{said}")
 
 
-def _print_failure(attempt: AttemptSnapshot, model: Worker | None) -> None:
+def _print_failure(attempt: AttemptSnapshot, model: Worker | None, reads: Sequence[int] = ()) -> None:
     if attempt.error_code is not None:
-        terminal.out(f"    {failure_words(attempt, model)}")
+        terminal.out(f"    {failure_words(attempt, model, reads)}")
 
 
 def _table(*columns: str) -> Table:

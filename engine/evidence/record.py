@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from engine.errors import RefusedError, UnavailableError
 from engine.evidence.selection import select_runs
 from engine.evidence.timeline import TimelineLine, timeline_line
 from engine.store.artifacts import StoredArtifact, list_run_artifacts, read_run_artifacts
@@ -25,6 +28,8 @@ from engine.verifier.entry_types import committed
 # Texts are read so many bytes at a time; a larger one is read alone.
 _BATCH_BYTES: Final = 8 * 2**20
 _BATCH_COUNT: Final = 256
+# What people write to say why they do something.
+SAID_KINDS: Final = frozenset({"basis", "basis_reason", "reason", "comment", "meaning"})
 
 
 async def append_exported(
@@ -90,20 +95,62 @@ async def read_texts(
             yield read
 
 
-async def read_timeline(database: Database, run_id: UUID, *, below: bool) -> list[tuple[TimelineLine, list[str]]]:
+@dataclass(frozen=True, slots=True)
+class SaidText:
+    """What a person wrote with an entry: a reason, a comment, a legal basis. ``text`` is None where it is not there.
+
+    ``erased`` says that it was erased; otherwise it cannot be read.
+    """
+
+    artifact: str
+    kind: str
+    text: str | None
+    erased: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An entry in words, the texts that it commits to, and those of them that say why somebody did it."""
+
+    line: TimelineLine
+    artifacts: list[str]
+    said: list[SaidText]
+
+
+async def read_timeline(database: Database, run_id: UUID, *, below: bool) -> list[Told]:
     """A run's entries in words, each with the texts that it commits to; with ``below`` those of its child runs too.
 
     Entries of several runs stand in the order of their times.
     """
 
-    async def work(connection: AsyncConnection) -> list[tuple[TimelineLine, list[str]]]:
+    async def work(connection: AsyncConnection) -> list[Told]:
         chains = (await select_runs(connection, [run_id], with_sources=False)).family if below else (run_id,)
-        bodies = [body for chain in chains for body in await read_bodies(connection, chain, None)]
-        lines = [(timeline_line(body), _artifacts_of(body)) for body in bodies]
-        return sorted(lines, key=lambda line: (line[0].at, line[0].run, line[0].seq)) if below else lines
+        told = []
+        for chain in chains:
+            bodies = await read_bodies(connection, chain, None)
+            rows = [committed(json.loads(body)["data"]) for body in bodies]
+            said = await _said(connection, chain, [row for each in rows for row in each if row["kind"] in SAID_KINDS])
+            for body, each in zip(bodies, rows, strict=True):
+                ids = [row["artifact"] for row in each]
+                told.append(Told(timeline_line(body), ids, [said[one] for one in ids if one in said]))
+        return sorted(told, key=lambda one: (one.line.at, one.line.run, one.line.seq)) if below else told
 
     return await database.query(work)
 
 
-def _artifacts_of(body: bytes) -> list[str]:
-    return [row["artifact"] for row in committed(json.loads(body)["data"])]
+async def _said(connection: AsyncConnection, chain: UUID, rows: Sequence[dict[str, Any]]) -> dict[str, SaidText]:
+    """The texts of these rows by their artifacts. A key that is missing keeps nobody from reading the entries."""
+    kinds = {row["artifact"]: row["kind"] for row in rows}
+    found: dict[str, SaidText] = {one: SaidText(one, kind, None, erased=False) for one, kind in kinds.items()}
+    wanted = [UUID(one) for one in kinds]
+    try:
+        stored = await read_run_artifacts(connection, chain, wanted) if wanted else []
+    except (RefusedError, UnavailableError):
+        stored = []
+        for one in wanted:
+            with suppress(RefusedError, UnavailableError):
+                stored += await read_run_artifacts(connection, chain, [one])
+    for row in stored:
+        words = None if row.content is None else row.content.decode("utf-8", "replace")
+        found[str(row.id)] = SaidText(str(row.id), row.kind, words, erased=words is None)
+    return found

@@ -151,7 +151,7 @@ class RunStory:
         handler = _HANDLERS.get(type_)
         if handler is not None:
             handler(self, entry, data)
-        if "order" in data and not type_.startswith("review."):
+        if ("order" in data or "erasure" in data) and not type_.startswith("review."):
             self.reasons += [(type_, text) for text in _texts(data)]
         moved = data.get("moved")
         if isinstance(moved, dict) and not type_.startswith("review."):

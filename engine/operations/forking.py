@@ -97,7 +97,12 @@ async def propose_fork(database: Database, order: ForkOrder) -> ForkProposal:
     RefusedError ``nothing-to-run`` where all outputs would be reused.
     """
     run_id = await resolve_run(database, order.source)
-    source = await read_fork_source(database, run_id)
+    source = await read_fork_source(
+        database,
+        run_id,
+        own_task=order.task is not None,
+        own_subtasks={edit.position for edit in order.edits if edit.subtask is not None},
+    )
     if source is None:
         raise InputError("run-unknown", f"there is no run {run_id}", hint="`podium list` shows the runs there are")
     pool = _pinned(source) if order.pool is None else order.pool

@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 
 from engine.errors import BugError, InputError, RefusedError
 from engine.operations.cancelling import Given
+from engine.operations.meanings import usual_meaning
 from engine.operations.waking import Connect, wake_when_connected
 from engine.service import TENANT, resolve_run
 from engine.store.database import Database
@@ -20,23 +21,13 @@ from engine.store.gates import GateRule
 from engine.store.inputs import read_assignment, read_pool_document
 from engine.store.orders import Order
 from engine.store.review_decisions import Decided, DecisionKind, Verdict, decide, read_wanted
-from engine.store.review_display import Display, read_display
+from engine.store.review_display import Display, display_erased, read_display
 from engine.store.review_requests import display_of
 from engine.store.review_views import ReviewLine, ReviewSnapshot, find_reviews, open_reviews, read_review
 from engine.store.review_words import comment as write_comment
 from engine.store.review_words import note_opening, request_after_the_fact, wanted_after_the_fact
 from worker_pools.pool import ReviewRule, pool_from_document
 
-MEANINGS: Final[dict[tuple[str, str], tuple[str, str]]] = {
-    ("plan", "approve"): ("plan-checked", "I checked that this plan is fit for the task and may be performed."),
-    ("before", "approve"): ("call-checked", "I checked that this step may be done by this worker with these inputs."),
-    ("after", "approve"): ("output-checked", "I checked the output against the task and the step's instruction."),
-    ("answer", "approve"): ("answer-checked", "I checked the answer against the task, and it may be given out."),
-    ("plan", "reject"): ("plan-rejected", "I checked the plan, and it must not be performed."),
-    ("before", "reject"): ("call-rejected", "I checked the step, and it must not be done like this."),
-    ("after", "reject"): ("output-rejected", "I checked the output, and it must not be used."),
-    ("answer", "reject"): ("answer-rejected", "I checked the answer, and it must not be given out."),
-}
 BYPASS_MEANING: Final = ("glass-broken", "I let the run go on without this review; it has to be done later.")
 OWN_MEANING: Final = "own-words"
 MEANING_CHARS_MAX: Final = 1000
@@ -63,6 +54,8 @@ class ShownReview:
 
     snapshot: ReviewSnapshot
     display: Display | None
+    # Whether a text is missing because it was erased.
+    erased: bool = False
 
     @property
     def is_intact(self) -> bool:
@@ -112,7 +105,7 @@ async def show_review(database: Database, review_id: UUID, actor_id: str, on_beh
     """What a reviewer is shown; that it was displayed to this person goes on record the first time."""
     snapshot = await fetch_review(database, review_id)
     display = await _display(database, review_id)
-    shown = ShownReview(snapshot, display)
+    shown = ShownReview(snapshot, display, display is None and await display_erased(database, review_id))
     if display is not None and shown.is_intact and snapshot.line.state == "open":
         await note_opening(database, Order(snapshot.line.run_id, actor_id, on_behalf_of), display)
         # With the look that has just been noted.
@@ -197,8 +190,7 @@ def _meaning(line: ReviewLine, kind: DecisionKind, given: str | None) -> tuple[s
         return OWN_MEANING, given
     if kind == "bypass":
         return BYPASS_MEANING
-    code, text = MEANINGS[line.gate, kind]
-    return (code, line.meaning) if kind == "approve" and line.meaning is not None else (code, text)
+    return usual_meaning(line.gate, kind, line.meaning)
 
 
 async def _display(database: Database, review_id: UUID) -> Display | None:

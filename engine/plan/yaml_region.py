@@ -12,12 +12,13 @@ from functools import lru_cache
 from typing import Final
 
 _LINE: Final = re.compile(r"([ \t]*)([^\n]*)(?:\n|\Z)")
+# Groups are repeated possessively: what may be given back is remembered, at some hundred bytes for each turn.
 _KEY_LINE: Final = re.compile(r"[\"']?[a-z_][a-z0-9_-]*[\"']?[ \t]*:(?:\s|\Z)")
 _PLAN_KEY: Final = re.compile(
-    r"(?:^[ \t]*(?:-[ \t]+)*|[{,]\s*)[\"']?(?:agents?|instructions?|acc?ess?_?lists?)[\"']?[ \t]*:",
+    r"(?:^[ \t]*(?:-[ \t]+)*+|[{,]\s*)[\"']?(?:agents?|instructions?|acc?ess?_?lists?)[\"']?[ \t]*:",
     re.MULTILINE | re.IGNORECASE,
 )
-_LIST_KEY: Final = re.compile(r"(?:^[ \t]*(?:-[ \t]+)*|[{,]\s*)[\"'`*]*(?:model_id|subtasks)\b", re.MULTILINE)
+_LIST_KEY: Final = re.compile(r"(?:^[ \t]*(?:-[ \t]+)*+|[{,]\s*)[\"'`*]*(?:model_id|subtasks)\b", re.MULTILINE)
 _STEPS_LINE: Final = re.compile(r"[ \t]*[\"']?steps[\"']?[ \t]*:")
 _FLOW_MARK: Final = re.compile(r"[\[\]{}\"']")
 
@@ -68,7 +69,7 @@ class Region:
         return None if _mentions_steps(text, self.start, blank.start()) else blank.end()
 
 
-_BLANK_LINE: Final = re.compile(r"\n(?:[ \t]*\r?\n)+")
+_BLANK_LINE: Final = re.compile(r"\n(?:[ \t]*\r?\n)++")
 _EMPTY_STEPS: Final = re.compile(r"\s*[\"']?steps[\"']?[ \t]*:[ \t]*\[\s*\]\s*")
 
 

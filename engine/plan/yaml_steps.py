@@ -26,7 +26,7 @@ _INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*")
 _LINE_ENDS_OF_YAML: Final = "\x85\u2028\u2029"  # YAML 1.1 folds a text at them, 1.2 and all other forms do not
 _AMBIGUOUS: Final = re.compile(
     r"""y|n|yes|no|true|false|on|off          # booleans of YAML 1.1
-      | [-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?   # sexagesimal, 12:30
+      | [-+]?[0-9][0-9_]*(?::[0-5]?[0-9])++(?:\.[0-9_]*)?   # sexagesimal, 12:30
       | [-+]?0[bxo][0-9a-f_]+ | [-+]?[0-9][0-9_]* # binary, hexadecimal, octal, 010, 1_0, +1
       | [-+]?(?:[0-9][0-9_]*)?\.[0-9_]*(?:e[-+]?[0-9]+)? | [-+]?[0-9][0-9_]*e[-+]?[0-9]+ # floats
       | [-+]?\.inf | \.nan | [-+]?(?:nan|inf|infinity)

@@ -28,7 +28,7 @@ from engine.store.artifacts import INSERT, ArtifactDraft, read_drafts_within
 from engine.store.database import Database
 from engine.store.erasure_scope import BASIS_KINDS, Reach, Target, read_reach
 from engine.store.exchange import Connection, Row, exchange
-from engine.store.holding import LOCK_HOLDS_SHARED, holds_on, refuse_for_hold
+from engine.store.holding import LOCK_HOLDS_SHARED, held, holds_on, refuse_for_hold
 from engine.store.ids import new_run_id
 from engine.store.run_writer import lock_run
 from engine.store.sealing import writing_keys
@@ -132,6 +132,18 @@ async def look(database: Database, order: ErasureOrder, *, spare: Sequence[UUID]
     return await database.query(
         lambda connection: read_reach(connection, order.target, with_copies=order.copies == "erase", spare=spare)
     )
+
+
+async def preview(database: Database, order: ErasureOrder) -> Reach:
+    """What the order would erase; changes nothing. Raises RefusedError ``run-held``, of which nothing goes on record.
+
+    What else would keep it from being done (runs that live, copies) is in the reach.
+    """
+    reach = await look(database, order)
+    matters = await holds_on(database, reach.trees)
+    if matters:
+        raise held(order.target.run_id, matters)
+    return reach
 
 
 async def _refuse(database: Database, order: ErasureOrder, reach: Reach) -> None:

@@ -77,6 +77,17 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class ReachedText:
+    """An artifact that an erasure reaches: what it is, and where in the plan; None for what belongs to no place."""
+
+    id: UUID
+    run_id: UUID
+    kind: str
+    round: int | None
+    position: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Reach:
     """How far an erasure reaches: artifacts by run, and the copies elsewhere, by run.
 
@@ -94,6 +105,8 @@ class Reach:
     # Which runs have texts that are sealed, and the tree of the run that was named.
     sealed: Mapping[UUID, bool] = field(default_factory=dict)
     own_tree: frozenset[UUID] = frozenset()
+    # What ``artifacts`` are, by run, place and kind.
+    texts: tuple[ReachedText, ...] = ()
 
     @property
     def runs(self) -> tuple[UUID, ...]:
@@ -141,6 +154,19 @@ class _Record:
         """Takes in what was shown to reviewers: the manifest holds the salt of the commitment to it."""
         for part in json.loads(content)["parts"]:
             self.made_of.setdefault(UUID(part["artifact"]), set()).add(manifest)
+
+    def described(self, artifacts: Iterable[UUID]) -> tuple[ReachedText, ...]:
+        """What these artifacts are, in the order of runs, rounds and steps."""
+        places: dict[UUID, tuple[int, int | None]] = {}
+        for one in (*self.steps.values(), *self.attempts.values()):
+            places[one.id] = (one.round, one.position)
+            places[plan_id(one.run_id, one.round)] = (one.round, None)
+        found = []
+        for artifact in artifacts:
+            row = self.artifacts[artifact]
+            found.append(ReachedText(row.id, row.run_id, row.kind, *places.get(row.owner_id, (None, None))))
+        order = {run: number for number, run in enumerate(self.runs)}
+        return tuple(sorted(found, key=lambda one: (order[one.run_id], _place_key(one), one.kind, one.id)))
 
     def texts_of(self, runs: Collection[UUID]) -> set[UUID]:
         """All texts of these runs that are still there."""
@@ -239,7 +265,12 @@ async def read_reach(
         trees=tuple(sorted(trees)),
         sealed={run: record.runs[run].key_epoch > 0 for run in by_run},
         own_tree=frozenset(record.tree_of(target.run_id)),
+        texts=record.described(found),
     )
+
+
+def _place_key(one: ReachedText) -> tuple[int, int]:
+    return (-1 if one.round is None else one.round, -1 if one.position is None else one.position)
 
 
 async def _read(connection: AsyncConnection, run_id: UUID) -> _Record:
@@ -267,7 +298,7 @@ def _start(record: _Record, target: Target) -> set[UUID]:
             raise InputError(
                 "artifact-unknown",
                 f"run {target.run_id} has no artifact {target.artifact_id} that could be erased",
-                hint=f"podium audit log {target.run_id} names them",
+                hint=f"podium audit log {target.run_id} --json names them",
             )
         return {target.artifact_id}
     if target.position is not None:

@@ -6,7 +6,7 @@ anything about the source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -55,7 +55,10 @@ _LOCK_SOURCES = """
 """
 _READ_ERASED = """
     SELECT kind FROM artifacts
-    WHERE erasure_id IS NOT NULL AND ((run_id = %(source)s AND kind IN ('task', 'subtask'))
+    WHERE erasure_id IS NOT NULL AND ((owner_id = %(task_of)s AND kind = 'task')
+                                      OR (owner_id IN (SELECT id FROM steps WHERE run_id = %(source)s
+                                                       AND round = %(round)s AND NOT position = ANY(%(given)s))
+                                          AND kind = 'subtask')
                                       OR (owner_id = ANY(%(attempts)s) AND kind = 'output')) LIMIT 1
 """
 
@@ -116,16 +119,24 @@ class ForkDraft:
     reviewed: frozenset[int] = frozenset()
 
 
-async def read_fork_source(database: Database, run_id: UUID) -> ForkSource | None:
+async def read_fork_source(
+    database: Database, run_id: UUID, *, own_task: bool = False, own_subtasks: Collection[int] = ()
+) -> ForkSource | None:
     """The source in one snapshot of the database; None if there is no such run.
+
+    ``own_task`` and ``own_subtasks`` (positions): the fork brings its own, so an erased one is not needed, and empty.
 
     Raises RefusedError: ``plan-missing`` for a run without an accepted plan, ``text-erased`` if its task or a subtask
     was erased. An output that was erased counts as not there.
     """
-    return await database.query(lambda connection: _read(connection, run_id))
+    return await database.query(
+        lambda connection: _read(connection, run_id, own_task=own_task, own_subtasks=own_subtasks)
+    )
 
 
-async def _read(connection: AsyncConnection, run_id: UUID) -> ForkSource | None:
+async def _read(
+    connection: AsyncConnection, run_id: UUID, *, own_task: bool, own_subtasks: Collection[int]
+) -> ForkSource | None:
     await connection.execution_options(isolation_level="REPEATABLE READ")
     run = (await connection.execute(_READ_RUN, {"run_id": run_id})).mappings().one_or_none()
     if run is None:
@@ -140,6 +151,9 @@ async def _read(connection: AsyncConnection, run_id: UUID) -> ForkSource | None:
     steps = (await connection.execute(_READ_STEPS, place)).mappings().all()
     owners = {run_id, *(step["id"] for step in steps), *(step["accepted_attempt_id"] for step in steps)} - {None}
     contents = await read_contents(connection, owners, ("task", "subtask", "output"))
+    needless = {(run_id, "task")} if own_task else set()
+    needless |= {(step["id"], "subtask") for step in steps if step["position"] in own_subtasks}
+    contents.update(dict.fromkeys(needless & contents.erased, b""))
     return ForkSource(
         run_id=run_id,
         state=run["state"],
@@ -203,7 +217,14 @@ async def hold_sources(connection: Connection, draft: ForkDraft) -> None:
 
     Raises RefusedError ``text-erased`` if it was erased since it was read.
     """
-    where = {"source": draft.source_run_id, "attempts": [step.attempt_id for step in draft.reused]}
+    where = {
+        "source": draft.source_run_id,
+        "round": draft.source_round,
+        # What the fork brings along itself is not taken over.
+        "task_of": None if draft.task_edited else draft.source_run_id,
+        "given": [position for position, fields in draft.edited.items() if "subtask" in fields],
+        "attempts": [step.attempt_id for step in draft.reused],
+    }
     _, erased = await exchange(connection, [(_LOCK_SOURCES, where), (_READ_ERASED, where)])
     if erased:
         raise text_erased(erased[0]["kind"], draft.source_run_id)

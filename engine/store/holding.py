@@ -70,8 +70,11 @@ async def refuse_for_hold(database: Database, order: ErasureOrder, matters: Sequ
         await writer.commit()
 
     await database.write(work)
-    raise RefusedError(
-        "run-held",
-        f"run {run_id} is under hold for {', '.join(matters)}; the refusal is on record",
-        hint="podium hold list",
+    raise held(run_id, matters, note="; the refusal is on record")
+
+
+def held(run_id: UUID, matters: Sequence[str], note: str = "") -> RefusedError:
+    """The error for texts that are under hold."""
+    return RefusedError(
+        "run-held", f"run {run_id} is under hold for {', '.join(matters)}{note}", hint="podium hold list"
     )

@@ -87,15 +87,21 @@ def _refuse(links: dict[str, Link], account: str, person: str) -> None:
             f"{account} is {links[account].person}'s account, and a link is never changed",
             hint="give a new person a new account",
         )
+    people = {link.person for link in links.values()}
     if person in links:
-        raise RefusedError(
-            "person-is-account",
-            f"{person} is an account of {links[person].person}",
-            hint=f"podium person link {account} {links[person].person}",
-        )
-    if any(link.person == account for link in links.values()):
+        whose = links[person].person
+        if whose == account:
+            hint = "they are one person already; `podium person list` shows it"
+        elif account in people:
+            hint = f"{account} and {whose} are two people with accounts of their own; a link is never changed"
+        else:
+            hint = f"podium person link {account} {whose}"
+        raise RefusedError("person-is-account", f"{person} is an account of {whose}", hint=hint)
+    if account in people:
         raise RefusedError(
             "person-linked",
             f"other accounts are linked to {account} as to a person",
-            hint=f"link the other way round: podium person link {person} {account}",
+            hint=f"{account} and {person} are two people with accounts of their own; a link is never changed"
+            if person in people
+            else f"link the other way round: podium person link {person} {account}",
         )

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 from engine.errors import InputError
+from engine.ledger.reviews import Decision
 from engine.store import queries
 from engine.store.artifacts import ArtifactDraft
 from engine.store.database import Database
@@ -36,6 +37,7 @@ _READ_CHECKPOINT: Final = """
 _READ_ATTEMPTS: Final = """
     SELECT execution, number, error_code, round, position FROM attempts WHERE run_id = %s AND position IS NOT NULL
 """
+_READ_NOW: Final = "SELECT clock_timestamp() AS now"
 _INSERT: Final = """
     INSERT INTO review_decisions
         (id, review_id, decision, meaning, actor_id, on_behalf_of, person, subject, shown, decided_at)
@@ -91,9 +93,13 @@ async def decide(database: Database, order: Order, verdict: Verdict) -> Decided:
             (_READ_ATTEMPTS, (order.run_id,)),
             (_READ_CHECKPOINT, (order.run_id,)),
             *book_queries(order.run_id),
+            (_READ_NOW, ()),
         )
-        reviews, decisions, steps, attempts, checkpoint = rest[:-BOOK_QUERIES]
-        book = review_book(rest[-BOOK_QUERIES:])
+        *book_rows, [clock] = rest[-BOOK_QUERIES - 1 :]
+        reviews, decisions, steps, attempts, checkpoint = rest[: -BOOK_QUERIES - 1]
+        book = review_book(book_rows)
+        # Behind the lock on persons: whoever checks the entry finds exactly the links that were counted by.
+        writer.now = clock["now"]
         review = next((row for row in reviews if row["id"] == verdict.review_id), None)
         if review is None:
             raise InputError(
@@ -109,7 +115,7 @@ async def decide(database: Database, order: Order, verdict: Verdict) -> Decided:
             writer.statement(queries.SET_WAKE, (writer.now, order.run_id))
         await writer.commit()
         # Now the decision stands, whatever becomes of the wake-up.
-        return _result(writer, rows, state, at=writer.now, more=int(verdict.kind == "approve"))
+        return _result(writer, rows, state, at=writer.now, approvals=_approvals(rows, order, verdict))
 
     return await database.write(work)
 
@@ -160,7 +166,7 @@ def _follow(writer: RunWriter, rows: ReviewRows, order: Order, verdict: Verdict)
         let_go_on(writer, review, rows.steps, others)
         return "bypassed"
     if verdict.kind == "approve":
-        if rows.approvals + 1 < review["approvals"]:
+        if _approvals(rows, order, verdict) < review["approvals"]:
             return "open"
         close_review(writer, own, "approved")
         if review["holds"]:
@@ -179,6 +185,17 @@ def _follow(writer: RunWriter, rows: ReviewRows, order: Order, verdict: Verdict)
         operator = GateRule(bytes(review["rule"])).said["on_reject"] == "wait"
         give_up(writer, review, rows.steps, REVIEW_REJECTED, operator=operator)
     return "rejected"
+
+
+def _approvals(rows: ReviewRows, order: Order, verdict: Verdict) -> int:
+    """How many approvals count once this decision is on record."""
+    if verdict.kind != "approve":
+        return rows.approvals
+    assert verdict.shown is not None
+    person, subject = rows.person_of(order.actor_id), bytes(rows.review["subject"]).hex()
+    return rows.approvals_with(
+        Decision("approve", order.actor_id, order.on_behalf_of, person, subject, verdict.shown.hex())
+    )
 
 
 def _bypass(writer: RunWriter, rows: ReviewRows, order: Order, verdict: Verdict) -> None:
@@ -207,10 +224,13 @@ def wanted_of(review: Row, *, reason: ReviewReason | None = None, holds: bool | 
     )
 
 
-def _result(writer: RunWriter, rows: ReviewRows, state: str, *, at: datetime | None, more: int = 0) -> Decided:
+def _result(
+    writer: RunWriter, rows: ReviewRows, state: str, *, at: datetime | None, approvals: int | None = None
+) -> Decided:
     run = writer.run
     ordered = Ordered(run["state"], run["reason"], at, changed=True)
-    return Decided(ordered, state, rows.approvals + more, rows.review["approvals"], at)
+    have = rows.approvals if approvals is None else approvals
+    return Decided(ordered, state, have, rows.review["approvals"], at)
 
 
 async def read_wanted(database: Database, review_id: UUID) -> Wanted:

@@ -109,6 +109,13 @@ async def read_display(database: Database, review_id: UUID) -> Display | None:
     return found[review_id]
 
 
+async def display_erased(database: Database, review_id: UUID) -> bool:
+    """Whether something that this review displays was erased; its manifest goes with every text that it names."""
+    statement = text("SELECT EXISTS (SELECT FROM artifacts WHERE id = :id AND erasure_id IS NOT NULL)")
+    where = {"id": artifact_id(review_id, MANIFEST_KIND)}
+    return bool(await database.query(lambda connection: connection.scalar(statement, where)))
+
+
 async def _displays(connection: AsyncConnection, ids: Sequence[UUID]) -> dict[UUID, Display | None]:
     manifests = await read_contents(connection, ids, (MANIFEST_KIND,)) if ids else {}
     documents = {owner: json.loads(content) for (owner, _), content in manifests.items()}

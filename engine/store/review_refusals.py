@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
 from engine.errors import InputError, RefusedError
+from engine.ledger.reviews import Decision, ReviewRecord, counted_approvals
 from engine.store.attempts import counted_attempts
 from engine.store.exchange import Row
 from engine.store.orders import Order, moment, refuse_cancelling
@@ -43,8 +44,20 @@ class ReviewRows:
 
     @property
     def approvals(self) -> int:
-        """How many people have approved so far."""
-        return sum(row["decision"] == "approve" for row in self.decisions)
+        """How many people's approvals count today, as a gate counts them: by whose account it is by now."""
+        return self._counted(self.record)
+
+    def approvals_with(self, decision: Decision) -> int:
+        """The same with one more decision."""
+        return self._counted(replace(self.record, decisions=[*self.record.decisions, decision]))
+
+    def _counted(self, record: ReviewRecord) -> int:
+        return len(counted_approvals(record, self.book.persons, self.book.authors))
+
+    @property
+    def record(self) -> ReviewRecord:
+        """The review by its entries."""
+        return self.book.records[str(self.review["id"])]
 
     @property
     def step(self) -> Row | None:
@@ -120,8 +133,7 @@ def _refuse_person(rows: ReviewRows, order: Order, wish: Wish) -> None:
     if review["four_eyes"] and not free and (own := people & authors):
         raise RefusedError(
             "review-own",
-            f"run {rows.run['id']} is {min(own)}'s own (submitted, planned, edited or bypassed by them, or on "
-            "their behalf), and nobody reviews their own",
+            f"{_whose(rows, accounts, min(own))}{_why_own(rows, min(own))}, and nobody reviews their own",
             hint="somebody else has to decide; PODIUM_ACTOR says who you are",
         )
     before = {
@@ -132,9 +144,10 @@ def _refuse_person(rows: ReviewRows, order: Order, wish: Wish) -> None:
     }
     if again := people & before.keys():
         person = min(again)
+        at = moment(before[person]["decided_at"])
         raise RefusedError(
             "review-decided",
-            f"{person} has decided review {review['id']} already, at {moment(before[person]['decided_at'])}",
+            f"{_whose(rows, accounts, person)}{person} has decided review {review['id']} already, at {at}",
             hint="each approval has to come from another person",
         )
     asked = set(review["reviewers"])
@@ -144,6 +157,30 @@ def _refuse_person(rows: ReviewRows, order: Order, wish: Wish) -> None:
             f"{order.actor_id} is not among the reviewers of review {review['id']}",
             hint=f"it is for {', '.join(sorted(asked))}",
         )
+
+
+def _whose(rows: ReviewRows, accounts: Sequence[str], person: str) -> str:
+    """`b.miller is an account of bob: `, or nothing for somebody who acts by the name of the person."""
+    used = [account for account in accounts if rows.person_of(account) == person]
+    return "" if person in used else f"{used[0]} is an account of {person}: "
+
+
+def _why_own(rows: ReviewRows, person: str) -> str:
+    """What makes the run somebody's own: the first that applies."""
+    run = rows.run
+
+    def is_one_of(accounts: Iterable[str | None]) -> bool:
+        return any(account is not None and rows.person_of(account) == person for account in accounts)
+
+    if is_one_of([run["actor_id"]]):
+        return f"{person} submitted run {run['id']}"
+    if is_one_of([run["on_behalf_of"]]):
+        return f"run {run['id']} was submitted on behalf of {person}"
+    if is_one_of(rows.book.authors):
+        return f"{person} planned or edited run {run['id']}, or submitted a run that it comes from"
+    if rows.review["reason"] == "break-glass":
+        return f"{person} bypassed the review of run {run['id']} that this one makes up for"
+    return f"{person} had a hand in run {run['id']} when review {rows.review['id']} was asked for"
 
 
 def _refuse_stale(rows: ReviewRows, wish: Wish) -> None:
@@ -172,6 +209,12 @@ def _is_present(review: Row, step: Row | None) -> bool:
 def _refuse_send_back(rows: ReviewRows, wish: Wish) -> None:
     review, step = rows.review, rows.step
     why = None
+    if review["gate"] == "plan":
+        raise RefusedError(
+            "send-back-impossible",
+            f"review {review['id']} is about a plan, and a plan cannot be sent back",
+            hint=f"podium review reject {review['id']} --reason TEXT; then `podium fork` makes a run with another plan",
+        )
     if review["gate"] not in {"after", "answer"} or not review["holds"]:
         why = "only an output that the run waits with can be sent back"
     elif step is None or step["candidate_attempt_id"] is None:

@@ -19,9 +19,23 @@ from engine.store.artifacts import read_contents
 from engine.store.database import Database
 from engine.store.lineage import FAMILY
 
+# An open review has the approvals that count today, by whose account it is by now; one that is closed never has more
+# than it asked for.
 _LINE: Final = """
     SELECT reviews.*, clock_timestamp() AS read_at,
-           (SELECT count(*) FROM review_decisions WHERE review_id = reviews.id AND decision = 'approve') AS approved,
+           CASE WHEN state = 'open' THEN (
+               SELECT count(DISTINCT person_of(reviews.tenant_id, given.actor_id)) FROM review_decisions AS given
+               WHERE given.review_id = reviews.id AND given.decision = 'approve' AND NOT (reviews.four_eyes AND EXISTS (
+                   SELECT FROM unnest(ARRAY[given.actor_id, given.on_behalf_of]) AS account
+                   WHERE person_of(reviews.tenant_id, account) IN (
+                       SELECT person_of(reviews.tenant_id, own.account) FROM (
+                           SELECT run_authors(reviews.run_id) UNION SELECT unnest(reviews.excluded)
+                       ) AS own (account)
+                   )
+               ))
+           ) ELSE least(approvals, (
+               SELECT count(*) FROM review_decisions WHERE review_id = reviews.id AND decision = 'approve'
+           )) END AS approved,
            ARRAY(SELECT person FROM review_decisions WHERE review_id = reviews.id ORDER BY decided_at, id) AS decided_by
     FROM reviews
 """

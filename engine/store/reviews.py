@@ -32,13 +32,25 @@ _READ_AUTHORS: Final = "SELECT run_authors(%s) AS account"
 _READ_PERSONS: Final = """
     SELECT actor_id, person FROM persons WHERE tenant_id = (SELECT tenant_id FROM runs WHERE id = %s)
 """
+# Nobody is linked to a person before this transaction ends: what is counted by today's persons stays so. The same name
+# as `engine.store.system_chain` locks, shared; behind the run's lock, in front of the persons.
+_KEEP_PERSONS: Final = """
+    SELECT pg_advisory_xact_lock_shared(hashtextextended('podium/system/' || tenant_id::text, 0))
+    FROM runs WHERE id = %s
+"""
 # How many queries `book_queries` are, for whoever takes their answers apart.
-BOOK_QUERIES: Final = 3
+BOOK_QUERIES: Final = 4
 
 
 def book_queries(run_id: UUID) -> tuple[tuple[str, Params], ...]:
     """The queries whose answers make a ``ReviewBook``, to be read behind the run's lock."""
-    return (_READ_ENTRIES, (run_id,)), (_READ_AUTHORS, (run_id,)), (_READ_PERSONS, (run_id,))
+    return (
+        (_READ_ENTRIES, (run_id,)),
+        (_READ_AUTHORS, (run_id,)),
+        (_KEEP_PERSONS, (run_id,)),
+        # A statement of its own behind the lock: it sees what was committed while that waited.
+        (_READ_PERSONS, (run_id,)),
+    )
 
 
 @dataclass(slots=True)
@@ -63,7 +75,7 @@ class ReviewBook:
 
 def review_book(answers: Sequence[Sequence[Row]]) -> ReviewBook:
     """The book from the answers to ``book_queries``."""
-    entry_rows, author_rows, person_rows = answers
+    entry_rows, author_rows, _, person_rows = answers
     entries = [(json.loads(bytes(row["body"])), sha256(bytes(row["body"])).hexdigest()) for row in entry_rows]
     plans: dict[int, tuple[str, str]] = {}
     outputs: dict[str, str] = {}

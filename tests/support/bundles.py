@@ -185,9 +185,10 @@ class Record:
     def _log(self, chains: Sequence[Chain]) -> dict[str, bytes]:
         size, signed = self.checkpoints[-1]
         leaves = self.hashes()[:size]
-        places = {
-            str(chain.id): [at for at, (own, _) in enumerate(self.leaves[:size]) if own == chain.id] for chain in chains
-        }
+        places: dict[str, list[int]] = {str(chain.id): [] for chain in chains}
+        for at, (own, _) in enumerate(self.leaves[:size]):
+            if str(own) in places:
+                places[str(own)].append(at)
         indexes = sorted(index for found in places.values() for index in found)
         proof = {
             "leaves": places,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -10,12 +11,15 @@ import pytest
 
 from engine.errors import RefusedError
 from engine.operations.reviewing import show_review
+from engine.store.exchange import Connection
 from engine.store.holds import Matter, place_hold
+from engine.store.persons import link_account
+from engine.store.system_chain import lock_system
 from engine.verifier.canonical import canonical
 from engine.verifier.questions import who_approved, who_saw
 from tests.support.exports import TENANT, TestSigner, artifacts, entries, exported, members, repacked, verified
 from tests.support.provider import Provider
-from tests.support.reviews import asked, decide_as, reviewed_pool, submit_as
+from tests.support.reviews import asked, decide_as, reviewed_pool, reviews_of, submit_as
 from tests.support.runs import ended, lists_plan
 from worker_pools.process import WorkerProcess
 
@@ -63,6 +67,62 @@ async def test_who_approved_is_found_in_the_bundle(
     page = members(done.path)["index.html"].decode()
     for words in ("Review (plan)", "Review (answer)", "four eyes", "bob", "carol", "canary: the plan is fine"):
         assert words in page, words
+
+
+async def test_an_approval_by_an_account_that_turns_out_to_be_the_submitters_is_not_counted_by_the_next(
+    process: WorkerProcess, signer: TestSigner, provider: Provider, tmp_path: Path
+) -> None:
+    """Whoever decides counts as the gate and as an auditor do: by whose account it is by now."""
+    database = process.database
+    run_id = await submit_as(process, reviewed_pool(tmp_path, provider, ANSWER_GATE), CHAIN, "ursula")
+    (answer,) = await asked(database, run_id)
+    await decide_as(process, answer.id, "u2")
+    await link_account(database, TENANT, "u2", "ursula", actor_id="admin")
+    assert [line.approved for line in await asked(database, run_id)] == [0]
+    second = await decide_as(process, answer.id, "carol")
+    assert (second.decided.review_state, second.decided.approvals) == ("open", 1)
+    assert [(line.state, line.approved) for line in await reviews_of(database, run_id)] == [("open", 1)]
+    third = await decide_as(process, answer.id, "bob")
+    assert (third.decided.review_state, third.decided.approvals) == ("approved", 2)
+    assert (await ended(database, run_id, timeout_s=10)).state == "succeeded"
+    assert [(line.state, line.approved) for line in await reviews_of(database, run_id)] == [("approved", 2)]
+    done = await exported(database, tmp_path / "bundle.zip", run_id, seal=signer.seal)
+    report = verified(done.path, signer)
+    assert (report.findings.faults, report.verdict) == ([], "valid"), report.as_text()
+
+
+async def test_a_link_and_an_approval_at_once_are_one_after_the_other_for_an_auditor(
+    process: WorkerProcess, signer: TestSigner, provider: Provider, tmp_path: Path
+) -> None:
+    """A link that is being written is waited for: the second approval neither misses it nor is dated before it."""
+    database = process.database
+    run_id = await submit_as(process, reviewed_pool(tmp_path, provider, ANSWER_GATE), CHAIN, "vera")
+    (answer,) = await asked(database, run_id)
+    await decide_as(process, answer.id, "v2")
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(connection: Connection) -> None:
+        writer = await lock_system(connection, TENANT, actor_id="admin")
+        insert = "INSERT INTO persons (tenant_id, actor_id, person, linked_by, linked_at) VALUES (%s, %s, %s, %s, %s)"
+        writer.statement(insert, (TENANT, "v2", "vera", "admin", writer.now))
+        writer.entry("person.linked", actor="v2", person="vera")
+        begun.set()
+        await go_on.wait()
+        await writer.commit()
+
+    link = asyncio.create_task(database.write(slowly))
+    await begun.wait()
+    second = asyncio.create_task(decide_as(process, answer.id, "carol"))
+    await asyncio.sleep(0.5)
+    assert not second.done()
+    go_on.set()
+    await link
+    assert (await second).decided.review_state == "open"
+    await decide_as(process, answer.id, "bob")
+    assert (await ended(database, run_id, timeout_s=10)).state == "succeeded"
+    done = await exported(database, tmp_path / "bundle.zip", run_id, seal=signer.seal)
+    report = verified(done.path, signer)
+    assert (report.findings.faults, report.verdict) == ([], "valid"), report.as_text()
 
 
 @pytest.mark.parametrize("gate", ["plan", "answer"])

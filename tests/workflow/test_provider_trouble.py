@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from email.utils import format_datetime
 from itertools import pairwise
 from pathlib import Path
@@ -13,14 +15,17 @@ from typing import Any
 import pytest
 
 from engine import contracts
+from engine.cli.diagnosis import blame
 from engine.store.snapshots import RunSnapshot
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan
+from tests.support.stored import texts_of
 from tests.support.workflows import history_events, pool_of, provider_reaches
 from worker_pools.process import WorkerProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+PRICE = {"input_usd_per_mtok": "1", "output_usd_per_mtok": "2"}
 TWO_STEPS = lists_plan(["First.", "Second."], [[], [0]], [0, 1])
 
 
@@ -140,6 +145,21 @@ async def test_a_prompt_that_is_too_long_is_sent_once(
     (attempt,) = run.steps[1].attempts
     assert (attempt.state, attempt.cost_usd, run.steps[1].access) == ("failed", 0, (0,))
     assert message in (attempt.message or "")
+    # Which outputs made the prompt so long is said with the failure.
+    assert "it holds the outputs of step 0; let the step read fewer steps" in blame(run, None)
+
+
+async def test_a_prompt_of_everything_names_the_steps_that_it_is_made_of(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    """G2-04: a step that sees "all" is checked against the model's window before the call."""
+    provider.script({"text_bytes": 60_000}, model="wordy", times=None)
+    window = {"context_tokens": 10_000, "output_tokens_max": 1_000}
+    pool = pool_of(tmp_path, provider.base_url, "wordy", "plain", worker=window)
+    plan = lists_plan(["a", "b", "c", "d"], [[], [], [], ["all"]], [0, 0, 0, 1])
+    run = await ended(process.database, await submit_plan(process, pool, plan))
+    assert (run.state, run.reason, provider.count) == ("failed", "context-too-long", 3)
+    assert "it holds the outputs of steps 0, 1, 2;" in blame(run, pool)
 
 
 async def test_a_prompt_that_cannot_fit_the_window_is_not_sent_at_all(
@@ -173,6 +193,53 @@ async def test_a_last_step_without_an_answer_is_no_success_and_borrows_no_other_
     assert (run.state, run.reason, run.answer) == ("failed", code, None)
     assert run.steps[0].output is not None
     assert provider.count == 2
+
+
+async def test_what_a_refusal_cost_is_counted_before_the_step_goes_to_a_substitute(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    """G2-05: the declined text goes to nobody, the tokens of it are billed all the same."""
+    refusal = {"text": "I cannot help.", "finish_reason": "content_filter", "usage": [100, 26]}
+    provider.script(refusal, model="odd", times=None)
+    provider.script({"text": "Gladly.", "usage": [10, 4]}, model="good", times=None)
+    each = {"base_url": provider.base_url, "queue": "stand-in", "price": PRICE, "description": "answers"}
+    more = [
+        {**each, "name": "first", "model": "odd", "fallbacks": ["second"]},
+        {**each, "name": "second", "model": "good"},
+    ]
+    pool = pool_of(tmp_path, provider.base_url, more=more, policy={"on_failed_step": "fallback"})
+    run = await ended(process.database, await submit_plan(process, pool, lists_plan(["a", "b"], [[], [0]], [0, 1])))
+    assert (run.state, run.steps[0].output, run.answer) == ("succeeded", "Gladly.", "Gladly.")
+    declined, answered = run.steps[0].attempts
+    assert (declined.worker, declined.state, declined.error_code) == ("first", "refused", "content-filtered")
+    assert (declined.input_tokens, declined.output_tokens, declined.cost_usd) == (100, 26, Decimal("0.000152"))
+    assert (answered.worker, answered.state) == ("second", "succeeded")
+    # Neither tried again on the model that declined, nor left out of the sums.
+    assert [request["model"] for request in provider.requests] == ["odd", "good", "good"]
+    assert (run.input_tokens, run.output_tokens) == (120, 34)
+    assert (run.cost_usd, run.cost_complete) == (Decimal("0.000188"), True)
+    assert "I cannot help." not in str([request["body"] for request in provider.requests])
+    assert await texts_of(process.database, run.id, "declined_output") == [b"I cannot help."]
+
+
+async def test_reasoning_is_kept_for_the_operator_and_shown_to_no_other_step(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    """G2-07: beside an answer, inside of it, and where there is no answer."""
+    provider.script({"text": "First answer.", "reasoning": "VAULT-1 beside"}, model="beside")
+    provider.script({"text": "<think>VAULT-2 inside</think>Second answer."}, model="inside")
+    provider.script({"text": "", "reasoning": "VAULT-3 alone"}, model="alone", times=None)
+    pool = pool_of(tmp_path, provider.base_url, "beside", "inside", "alone")
+    plan = lists_plan(["a", "b", "c"], [[], [0], ["all"]], [0, 1, 2])
+    run = await ended(process.database, await submit_plan(process, pool, plan))
+    assert (run.state, run.reason, run.answer) == ("failed", "empty-answer", None)
+    assert [step.output for step in run.steps] == ["First answer.", "Second answer.", None]
+    kept = await texts_of(process.database, run.id, "reasoning")
+    assert sorted(kept) == [b"VAULT-1 beside", b"VAULT-2 inside", b"VAULT-3 alone"]
+    bodies = str([request["body"] for request in provider.requests])
+    assert "First answer." in bodies
+    assert "Second answer." in bodies
+    assert "VAULT" not in bodies
 
 
 async def test_a_filter_that_refuses_with_a_status_declines_like_one_that_refuses_in_the_reply(
@@ -209,6 +276,14 @@ async def test_what_is_sent_is_what_the_pinned_pool_says_and_a_refused_parameter
     run = await run_two(process, provider, tmp_path, "plain", "odd", worker={"parameters": {"temperature": 0.2}})
     assert (run.state, run.reason, provider.count) == ("failed", "parameter-refused", 2)
     assert [request["body"]["temperature"] for request in provider.requests] == [0.2, 0.2]
+    # The record of each attempt, of the refused one too, says what was really sent beside the messages.
+    manifests = await texts_of(process.database, run.id, "prompt_manifest")
+    sent = [
+        {name: value for name, value in request["body"].items() if name != "messages"} for request in provider.requests
+    ]
+    assert len(sent[0]) > 1
+    in_order = sorted((json.loads(manifest)["parameters"] for manifest in manifests), key=lambda one: one["model"])
+    assert in_order == sorted(sent, key=lambda one: one["model"])
 
 
 async def test_an_unknown_model_ends_its_own_run_after_one_call_and_no_other(

@@ -9,13 +9,16 @@ from uuid import UUID
 import pytest
 import temporalio.api.common.v1 as common
 import temporalio.api.workflowservice.v1 as workflowservice
+from temporalio.client import Client
 
 from activities.executions import reconcile
+from engine.errors import UnavailableError
 from engine.service import Submission, prepare
 from engine.store.database import Database
 from engine.store.runs import create_run
 from tests.support.provider import Provider
-from tests.support.runs import ended, lists_plan, submit_plan
+from tests.support.runs import ended, lists_plan, submit_plan, worker_process
+from tests.support.servers import TestServers
 from tests.support.workflows import handle_of, pool_of, provider_reaches, run_of
 from worker_pools.process import WorkerProcess
 
@@ -37,6 +40,30 @@ async def test_a_run_that_was_only_written_is_started(
     assert await reconcile(process.database, process.client) == 1
     assert (await ended(process.database, run_id)).state == "succeeded"
     assert await reconcile(process.database, process.client) == 0
+
+
+async def test_the_reconciler_of_a_worker_looks_again_by_itself_also_after_a_pass_that_failed(
+    database_url: str, servers: TestServers, provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    troubles: list[Exception] = [UnavailableError("database-unreachable", "away"), ValueError("a bug")]
+    passes = 0
+
+    async def counted(database: Database, client: Client) -> int:
+        nonlocal passes
+        passes += 1
+        if passes > 1 and troubles:
+            raise troubles.pop()
+        return await reconcile(database, client)
+
+    monkeypatch.setattr("worker_pools.process.reconcile", counted)
+    monkeypatch.setattr("worker_pools.process.RECONCILE_INTERVAL_S", 0.3)
+    async with worker_process(database_url, servers.temporal_address) as own:
+        for _ in range(2):
+            # Written after the worker's first pass, so only a later one can find it.
+            run_id = await written_only(own.database, provider, tmp_path)
+            assert (await ended(own.database, run_id)).state == "succeeded"
+    assert troubles == []
+    assert passes > 3  # the first, the two that failed, and one that found something
 
 
 async def test_reconcilers_that_meet_do_no_harm(process: WorkerProcess, provider: Provider, tmp_path: Path) -> None:

@@ -104,6 +104,39 @@ async def _away() -> Any:
     return await temporal_is_away()
 
 
+async def test_a_refusal_says_whose_account_it_is_and_what_makes_the_run_their_own(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    await link_account(process.database, TENANT, "b.miller", "bert", actor_id="admin")
+    pool = reviewed_pool(tmp_path, provider, {"gate": "plan"}, {"gate": "answer", "approvals": 2})
+    run_id = await submit_as(process, pool, ONE, "zoe", on_behalf_of="yan")
+
+    async def refusal(review_id: UUID, who: str, **options: Any) -> str:
+        with pytest.raises(RefusedError) as refused:
+            await decide_as(process, review_id, who, **options)
+        return refused.value.message
+
+    (plan,) = await asked(process.database, run_id)
+    tail = ", and nobody reviews their own"
+    assert await refusal(plan.id, "zoe") == f"zoe submitted run {run_id}{tail}"
+    assert await refusal(plan.id, "yan") == f"run {run_id} was submitted on behalf of yan{tail}"
+    assert await refusal(plan.id, "carol", kind="reject", send_back=True) == (
+        f"review {plan.id} is about a plan, and a plan cannot be sent back"
+    )
+    await decide_as(process, plan.id, "bert", "bypass")
+    later, answer = sorted(await asked(process.database, run_id, count=2), key=lambda line: line.gate, reverse=True)
+    bypassed = f"bert bypassed the review of run {run_id} that this one makes up for{tail}"
+    assert await refusal(later.id, "bert") == bypassed
+    assert await refusal(later.id, "b.miller") == f"b.miller is an account of bert: {bypassed}"
+    await decide_as(process, answer.id, "bert")
+    decided = f"bert has decided review {answer.id} already, at "
+    assert (await refusal(answer.id, "bert")).startswith(decided)
+    assert (await refusal(answer.id, "b.miller")).startswith(f"b.miller is an account of bert: {decided}")
+    await decide_as(process, answer.id, "carol")
+    await decide_as(process, later.id, "carol")
+    assert (await ended(process.database, run_id, timeout_s=10)).state == "succeeded"
+
+
 async def test_links_are_never_changed(process: WorkerProcess) -> None:
     database = process.database
     made = await link_account(database, TENANT, "fay-2", "fay", actor_id="admin")
@@ -116,6 +149,21 @@ async def test_links_are_never_changed(process: WorkerProcess) -> None:
         with pytest.raises(RefusedError) as refused:
             await link_account(database, TENANT, account, person, actor_id="admin")
         assert refused.value.code == code
+    # A hint is something that works.
+    with pytest.raises(RefusedError) as refused:
+        await link_account(database, TENANT, "fay", "fay-2", actor_id="admin")
+    assert (refused.value.code, refused.value.hint) == (
+        "person-is-account",
+        "they are one person already; `podium person list` shows it",
+    )
+    await link_account(database, TENANT, "hal-2", "hal", actor_id="admin")
+    for person in ("hal", "hal-2"):
+        with pytest.raises(RefusedError) as refused:
+            await link_account(database, TENANT, "fay", person, actor_id="admin")
+        assert refused.value.hint == "fay and hal are two people with accounts of their own; a link is never changed"
+    with pytest.raises(RefusedError) as refused:
+        await link_account(database, TENANT, "gus", "fay-2", actor_id="admin")
+    assert refused.value.hint == "podium person link gus fay"
     with pytest.raises(InputError):
         await link_account(database, TENANT, "a b", "fay", actor_id="admin")
     assert [(link.actor_id, link.person) for link in await list_links(database, TENANT) if link.person == "fay"] == [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import Done, validate
+from tests.support.command import Done
 from tests.support.podium_home import PodiumHome
 from tests.support.provider import Provider
 
@@ -92,13 +92,28 @@ def test_a_bundle_says_what_is_gone_and_stays_valid(home: PodiumHome, provider: 
     assert (listed["task"], listed["output"], listed["basis"]) == ("erased", "erased", "disclosed")
     assert WORD.encode() not in content
     assert BASIS.encode() in content
+    with zipfile.ZipFile(after) as archive:
+        assert BASIS in archive.read("index.html").decode()
 
 
 def test_a_step_and_an_artifact(home: PodiumHome, provider: Provider) -> None:
     run = made(home, provider)
-    done = home.podium("erase", run, "--step", "0", "--basis", BASIS, "--copies", "keep")
+    order = ("erase", run, "--step", "0", "--basis", BASIS, "--copies", "keep")
+    preview = home.podium(*order, "--dry-run", "--json").valid_json("erase")
+    texts = [(one["kind"], one["step"]) for one in preview["texts"]]
+    assert {("output", 0), ("subtask", 0), ("subtask", 1), ("plan", None)} <= set(texts)
+    assert ("output", 1) not in texts
+    assert [one["artifact"] for one in sorted(preview["texts"], key=lambda one: str(one["artifact"]))] == preview[
+        "erased"
+    ][0]["artifacts"]
+    done = home.podium(*order, "--reason", "They asked.")
     assert done.code == 0, done.err
+    for words in ("output of step 0", "subtask of steps 0-1", "plan", "2 prompt manifests"):
+        assert words in done.out
     assert "only you can tell" in done.out
+    log = home.podium("audit", "log", run).out
+    assert f"basis: {BASIS}" in log
+    assert "reason: They asked." in log
     assert home.podium("output", run, "--step", "0", "--json").error_code == "text-erased"
     assert home.podium("output", run).code == 0
     for arguments, code in (
@@ -131,14 +146,18 @@ def test_a_hold_keeps_texts_and_takes_two_people_to_release(home: PodiumHome, pr
     assert placed.valid_json("hold")["runs"] == [run]
     refused = home.podium("erase", run, "--basis", BASIS, "--json")
     assert (refused.code, refused.error_code) == (1, "run-held")
+    before = len(home.podium("audit", "log", run, "--json").valid_json("audit-log")["entries"])
+    preview = home.podium("erase", run, "--basis", BASIS, "--dry-run", "--json")
+    assert (preview.code, preview.error_code) == (1, "run-held")
+    log = home.podium("audit", "log", run, "--json").valid_json("audit-log")["entries"]
+    assert len(log) == before
+    assert [(one["kind"], one["text"]) for one in log[-1]["said"]] == [("basis", BASIS)]
     assert home.podium("output", run).code == 0
     asked = as_actor(home, "ada", "hold", "release", "2026-0042", "--reason", "settled", "--json")
     assert (asked.code, asked.valid_json("hold")["state"]) == (3, "asked")
     again = as_actor(home, "ada", "hold", "release", "2026-0042", "--reason", "settled", "--json")
     assert (again.code, again.error_code) == (1, "second-person-needed")
-    views: list[dict[str, Any]] = home.podium("hold", "list", "--json").json
-    for view in views:
-        validate(view, "hold")
+    views: list[dict[str, Any]] = home.podium("hold", "list", "--json").valid_json("hold-list")
     assert [view["release_asked_by"] for view in views] == ["ada"]
     assert "ada asks for its release" in home.podium("hold", "list").out
     released = as_actor(home, "bob", "hold", "release", "2026-0042", "--reason", "settled")
@@ -155,6 +174,27 @@ def test_retention_by_hand(home: PodiumHome) -> None:
     assert home.podium("retention", "sweep", env={"PODIUM_RETENTION_DAYS": "30"}).out.strip() == "nothing is due"
     bad = home.podium("retention", "sweep", "--json", env={"PODIUM_RETENTION_DAYS": "0"})
     assert (bad.code, bad.error_code) == (2, "setting-invalid")
+    for days in ("0", "abc", "-1"):
+        told = home.podium("retention", "sweep", "--dry-run", env={"PODIUM_RETENTION_DAYS": days})
+        assert "hint: PODIUM_RETENTION_DAYS=365" in told.err
+    lost = home.podium("audit", "key", "-o", str(home.folder / "nowhere" / "k"))
+    assert lost.code == 2
+    assert "hint: name a file in a folder" in lost.err
+
+
+def test_a_fork_needs_only_what_it_takes_over(home: PodiumHome, provider: Provider) -> None:
+    run = made(home, provider)
+    entries = home.podium("audit", "log", run, "--json").valid_json("audit-log")["entries"]
+    task = entries[0]["artifacts"][0]
+    done = home.podium("erase", run, "--artifact", task, "--basis", BASIS, "--copies", "keep")
+    assert done.code == 0, done.err
+    assert ": task, " in done.out
+    refused = home.podium("fork", run, "--step", "1", "--worker", "quick")
+    assert refused.code == 1
+    assert "the task of run" in refused.err
+    forked = home.podium("fork", run, "--task", "Say something else.", "--json")
+    assert forked.code == 0, forked.err
+    assert forked.json["state"] == "succeeded"
 
 
 def test_a_key_store_that_is_away_is_said_and_nothing_is_lost(home: PodiumHome, provider: Provider) -> None:

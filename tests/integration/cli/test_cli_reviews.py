@@ -74,6 +74,8 @@ def test_a_compliance_reviewer_is_refused_their_own_run_and_two_others_approve(
     assert looked.code == 0, looked.err
     for words in ("gate    the plan (policy)", "--- the task ---", "Weigh it.", "not by  alice", "worker quick"):
         assert words in looked.out
+    assert "approving says: I checked that this plan is fit for the task and may be performed.\n" in looked.out
+    assert "rejecting says: I checked the plan, and it must not be performed.\n" in looked.out
     done = as_(home, "bob", "review", "approve", plan, "--reason", "It is short.", "--json")
     assert (done.valid_json("review-decision")["review_state"], done.json["delivered"]) == ("approved", True)
 
@@ -97,6 +99,7 @@ def test_a_compliance_reviewer_is_refused_their_own_run_and_two_others_approve(
         ("bob", "own-words", "I weighed it."),
         ("carol", "answer-checked", "I checked the answer against the task, and it may be given out."),
     ]
+    assert told["meanings"]["approve"] == "I checked the answer against the task, and it may be given out."
     assert (told["comments"][0]["text"], told["intact"]) == ("Fine with me.", True)
     assert told["display"]["parts"][-1] == {**told["display"]["parts"][-1], "role": "output", "step": 1}
     late = as_(home, "dan", "review", "approve", answer, "--json")
@@ -105,6 +108,17 @@ def test_a_compliance_reviewer_is_refused_their_own_run_and_two_others_approve(
     bob = next(one for one in stats["reviewers"] if (one["person"], one["gate"]) == ("bob", "plan"))
     assert (bob["decisions"], bob["opened"], bob["reject_rate"]) == (1, 1, 0.0)
     assert home.podium("review", "stats").out.splitlines()[0].split()[:3] == ["reviewer", "gate", "decided"]
+
+    log = home.podium("audit", "log", run["id"]).out
+    for words in ("reason: It is short.", "meaning: I weighed it.", "comment: Fine with me."):
+        assert words in log
+    assert home.podium("erase", run["id"], "--basis", "GDPR Art. 17").code == 0
+    assert "what it is about was erased" in home.podium("review", "show", answer).out
+    gone = home.podium("review", "show", answer, "--json").valid_json("review-show")
+    assert (gone["display"], gone["erased"], told["erased"]) == (None, True, False)
+    log = home.podium("audit", "log", run["id"]).out
+    for words in ("reason: (erased)", "comment: (erased)", "basis: GDPR Art. 17"):
+        assert words in log
 
 
 def test_a_second_account_is_the_same_person(home: PodiumHome, provider: Provider) -> None:

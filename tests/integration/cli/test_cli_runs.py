@@ -45,6 +45,21 @@ def test_a_run_prints_its_answer_and_its_steps_and_tells_its_progress_elsewhere(
     assert "succeeded in" not in done.out
 
 
+@pytest.mark.parametrize("way", ["file", "pipe", "plan-piped"])
+def test_a_task_and_a_plan_may_come_from_a_file_or_from_standard_input(way: str, home: PodiumHome, provider: Provider):
+    task = "What colour is caf\u00e9?\n\nAnswer in one word."
+    (home.folder / "task.txt").write_bytes(task.encode())
+    (home.folder / "plan.txt").write_text(ONE)
+    plan, stdin = ("-", ONE) if way == "plan-piped" else ("plan.txt", task if way == "pipe" else "")
+    named = [] if way == "pipe" else ["--file", "task.txt"]
+    done = home.podium("run", "--pool", "./pool.yaml", "--plan", plan, "--json", *named, stdin=stdin.encode())
+    assert done.code == 0, done.err
+    run = done.valid_json("run")
+    assert (run["state"], [step["worker"] for step in run["steps"]]) == ("succeeded", ["quick"])
+    (request,) = provider.requests
+    assert task in request["body"]["messages"][-1]["content"]
+
+
 def test_json_is_one_object_that_the_schema_describes_and_show_prints_the_same(home: PodiumHome, provider: Provider):
     provider.script({"text": "One.", "usage": [7, 3]}, model="quick")
     done = home.run("Count.", "--json", plan=TWO)

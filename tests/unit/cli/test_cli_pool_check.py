@@ -87,3 +87,14 @@ def test_a_model_that_no_provider_has_is_refused(tmp_path: Path):
     (tmp_path / "odd.yaml").write_text(f"name: odd\nconductor: {conductor}\nworkers:\n  - {worker}\n")
     done = podium("pool", "check", "./odd.yaml", "--json", home=tmp_path / "home", cwd=tmp_path)
     assert (done.code, done.error_code) == (2, "model-unknown")
+
+
+def test_what_an_approval_will_say_is_shown(tmp_path: Path):
+    rules = 'policy:\n  reviews:\n    - {gate: plan}\n    - {gate: answer, meaning: "I weighed it."}\n'
+    (tmp_path / "pool.yaml").write_text(POOL + rules)
+    done = podium("pool", "check", "./pool.yaml", home=tmp_path / "home", cwd=tmp_path)
+    assert done.code == 0, done.err
+    plan, plan_words, answer, answer_words = done.out.splitlines()[-4:]
+    assert (plan, answer) == ("review  each plan, 1 approval", "review  the run's answer, 1 approval")
+    assert plan_words.strip() == "approving says: I checked that this plan is fit for the task and may be performed."
+    assert answer_words.strip() == "approving says: I weighed it."
