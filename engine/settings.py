@@ -21,6 +21,8 @@ INSTALL_EXTRAS = "pip install -c constraints.txt -e '.[local,litellm]'"
 AUDIT_FOLDER = "audit"
 # Asks for the trace of an internal error; read when one is reported, whatever became of the settings by then.
 DEBUG_VARIABLE = "PODIUM_DEBUG"
+# Actors that begin so are Podium itself: no person may appear as one of them.
+ENGINE_PREFIX = "podium-"
 _URL_HINT = "write it as postgresql://user:password@host:5432/database"
 _ACTOR = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 # Temporal joins the two with a dot, so the first has none.
@@ -233,6 +235,12 @@ def _actor(env: Mapping[str, str], name: str) -> str | None:
     value = env.get(name)
     if not value:
         return None
+    if value.startswith(ENGINE_PREFIX):
+        raise InputError(
+            "actor-reserved",
+            f"{name} begins with {ENGINE_PREFIX!r}, which stands for Podium itself in the record",
+            hint="use another identifier, for example an id from your directory",
+        )
     if not _ACTOR.fullmatch(value):
         raise InputError(
             "actor-invalid",

@@ -99,8 +99,10 @@ def export(  # noqa: PLR0917  # click passes them by name
     """
     from engine.cli.contract import versioned
     from engine.cli.session import run_async, settings_for_run
+    from engine.cli.targets import checked_target
     from engine.evidence.redaction import read_rules
 
+    checked_target(target)
     rules = read_rules(redact)
     sizes = [_saved_size(path) for path in since]
     settings = settings_for_run()
@@ -119,7 +121,8 @@ def export(  # noqa: PLR0917  # click passes them by name
     "--trust",
     type=click.Path(dir_okay=False, path_type=Path),
     multiple=True,
-    help="The file with the operator's public key, as `podium audit key` prints it. From another way than the bundle.",
+    help="The file with the operator's public key, as `podium audit key` prints it. From another way than the bundle. "
+    "One key a line; several --trust add up.",
 )
 @click.option(
     "--checkpoint",
@@ -159,6 +162,10 @@ def verify(  # noqa: PLR0917  # click passes them by name
     if of_database == (bundle is not None):
         raise InputError("usage", "give a bundle, or --database", hint="podium audit verify bundle.zip --trust KEYFILE")
     if bundle is None:
+        if who_approved or who_saw:
+            raise InputError(
+                "usage", "--who-approved and --who-saw ask a bundle", hint="podium audit export RUN -o bundle.zip"
+            )
         from engine.cli.audit_log import verify_database
 
         return int(verify_database(trust, checkpoint, as_json=as_json))
@@ -171,7 +178,7 @@ def verify(  # noqa: PLR0917  # click passes them by name
     try:
         report, answers = run(bundle, trust=trust, checkpoint=checkpoint, who_approved=who_approved, who_saw=who_saw)
     except UsageError as error:
-        raise InputError("usage", str(error), hint="podium audit verify --help") from None
+        raise InputError("usage", str(error), hint=error.hint) from None
     if as_json:
         from engine.cli.contract import versioned
 
@@ -293,8 +300,16 @@ def _say_exported(done: Exported) -> None:
             "entrys", "entries"
         )
     )
-    if done.size is None:
-        terminal.err("warning: no checkpoint has been signed yet; nothing in the bundle is anchored")
+    if done.tenant_withheld:
+        terminal.out(
+            f"{counted(done.tenant_withheld, 'text')} withheld because the tenant's own chain holds it, not a run "
+            "(reasons of holds and the like): --with-tenant discloses such texts"
+        )
+    if done.unsigned:
+        terminal.err(
+            "warning: no signed checkpoint covers any entry of its runs yet: it is not valid for anybody. Export it again "
+            "once `podium audit checkpoint` has signed the log"
+        )
     elif done.unanchored:
         terminal.err(f"warning: {done.unanchored:,} of its entries are not covered by a signed checkpoint")
     terminal.out(f"check it: podium audit verify {terminal.inert(str(done.path))} --trust KEYFILE")

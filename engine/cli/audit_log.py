@@ -39,7 +39,9 @@ def checkpoint(target: Path | None, after_restore: bool, as_json: bool) -> int:
     """
     from engine.cli.contract import time_text, versioned
     from engine.cli.session import run_async
+    from engine.cli.targets import checked_target
 
+    checked_target(target)
     found = run_async(_checkpoint(_settings(), after_restore=after_restore))
     if target is not None:
         _write(target, found.note)
@@ -77,7 +79,9 @@ def key(target: Path | None, rotate: bool, overlap_days: int, as_json: bool) -> 
     """Print the public key that signs the log, one line. Give it to auditors by a way of its own, not with a bundle."""
     from engine.cli.contract import time_text, versioned
     from engine.cli.session import run_async
+    from engine.cli.targets import checked_target
 
+    checked_target(target)
     history, current = run_async(_keys(_settings(), rotate=rotate, overlap_days=overlap_days))
     text = f"# The public key of a Podium log, for `podium audit verify --trust`.\n{current}\n"
     if target is not None:
@@ -111,7 +115,7 @@ def verify_database(trust: Sequence[Path], saved: Path | None, *, as_json: bool)
     if as_json:
         terminal.out_json(versioned(_report_object(report, code)))
     else:
-        _say_report(report)
+        _say_report(report, own_key=not trust and settings.audit_dir is not None, kept=saved is not None)
     return int(code)
 
 
@@ -256,7 +260,8 @@ def _report_object(report: LogReport, code: ExitCode) -> dict[str, Any]:
     }
 
 
-def _say_report(report: LogReport) -> None:
+def _say_report(report: LogReport, *, own_key: bool, kept: bool) -> None:
+    """``own_key``: the keys come from this place's audit directory; ``kept``: the user brought a checkpoint."""
     from engine.cli.render import counted
 
     for fault, text in report.faults:
@@ -266,15 +271,31 @@ def _say_report(report: LogReport) -> None:
     looked = f"{report.entries:,} entries of {counted(report.chains, 'chain')}, {report.size:,} leaves, "
     looked += counted(report.checkpoints, "checkpoint")
     terminal.out(f"{'INVALID' if report.faults_count else 'valid'}: {looked}")
-    for size in report.saved_sizes:
-        terminal.out(f"compared with a checkpoint from outside the database: {size:,} leaves")
+    if report.pinned:
+        terminal.out(f"keys: {'those of the signer here, from the audit directory' if own_key else 'yours (--trust)'}")
+    for number, size in enumerate(report.saved_sizes):
+        whose = "yours (--checkpoint)" if kept and number == 0 else "the signer's own memory, in the audit directory"
+        terminal.out(f"compared with a checkpoint from outside the database, {whose}: {size:,} leaves")
     if report.waiting or report.uncovered:
         open_ends = report.waiting + report.uncovered
         terminal.out(f"not covered by a signed checkpoint yet: {open_ends:,} (`podium audit checkpoint` signs them)")
+    _say_unproven(report, own_key=own_key, kept=kept)
+
+
+def _say_unproven(report: LogReport, *, own_key: bool, kept: bool) -> None:
+    if own_key and report.pinned:
+        terminal.out(
+            "not proven: that whoever has the audit directory did not write the log anew; a key that you kept elsewhere "
+            "does not depend on it (--trust)"
+        )
     if not report.pinned:
         terminal.out("not proven: that the keys are the operator's; they are those that the database names (--trust)")
-    if not report.saved_sizes:
-        terminal.out("not proven: that nothing was cut off or signed anew with a stolen key (--checkpoint)")
+    if not kept:
+        terminal.out(
+            "not proven: that nothing was cut off or signed anew by whoever has the signer's key; compare it with a "
+            "checkpoint that you kept elsewhere (--checkpoint)"
+        )
+    terminal.out("not proven: events that were never recorded, and whether what was recorded was true")
 
 
 def _needs_signer() -> UnavailableError:
@@ -297,8 +318,6 @@ def _write(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise InputError(
-            "file-unwritable",
-            f"{path} cannot be written: {(error.strerror or 'unknown error').lower()}",
-            hint="name a file in a folder that exists and that you may write to",
-        ) from None
+        from engine.cli.targets import unwritable
+
+        raise unwritable(path, (error.strerror or "unknown error").lower()) from None

@@ -83,6 +83,8 @@ def _matter(settings: Settings, matter: str, reason: str) -> Matter:
     from engine.service import TENANT
     from engine.store.holds import Matter
 
+    if not reason.strip():
+        raise InputError("reason-missing", "a hold needs a reason", hint="say why with --reason TEXT")
     return Matter(TENANT, matter, settings.actor_id, settings.on_behalf_of, reason)
 
 

@@ -79,14 +79,14 @@ class AuditFolder:
                     raise InputError(
                         "signer-key-open", f"other users can read {path}", hint=f"close it first: chmod 600 '{path}'"
                     )
-                text = path.read_text(encoding="utf-8")
+                content = path.read_bytes()
             except FileNotFoundError:
                 return []
         try:
             # A file of another format has its keys under another name.
-            seeds = [base64.b64decode(seed, validate=True) for seed in json.loads(text)[f"keys-{FORMAT}"]]
+            seeds = [base64.b64decode(seed, validate=True) for seed in json.loads(content.decode())[f"keys-{FORMAT}"]]
             return [Ed25519PrivateKey.from_private_bytes(seed) for seed in seeds]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UnavailableError(
                 "signer-key-damaged",
                 f"{path} holds no keys of a signer",

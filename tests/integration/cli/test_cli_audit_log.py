@@ -12,6 +12,9 @@ from engine.verifier import note as notes
 from tests.support.podium_home import PodiumHome
 from tests.support.provider import Provider
 
+# Each of them starts servers of its own.
+pytestmark = pytest.mark.slow
+
 PLAN = "model_id = [0]\nsubtasks = ['Go.']\naccess_list = [[]]\n"
 
 

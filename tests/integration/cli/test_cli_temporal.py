@@ -32,6 +32,7 @@ def command(tmp_path: Path, database_url: str) -> Callable[..., Done]:
     return call
 
 
+@pytest.mark.slow
 def test_a_server_that_is_too_old_is_named_with_the_version_that_is_needed(command: Callable[..., Done]):
     with OldTemporal("1.23.1") as server:
         done = command(server.address, *RUN)

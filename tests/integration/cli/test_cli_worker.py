@@ -134,6 +134,7 @@ def test_a_database_without_a_schema_is_refused_until_it_is_upgraded(tmp_path: P
         servers.drop_database(url)
 
 
+@pytest.mark.slow
 def test_doctor_adopts_another_cluster_only_when_told_to(site: Site, servers: TestServers):
     assert site.podium("doctor").code == 0
     import asyncio

@@ -18,6 +18,9 @@ from tests.support.podium_home import PodiumHome
 from tests.support.processes import IS_ROOT, as_other
 from tests.support.provider import Provider
 
+# Each of them starts servers of its own.
+pytestmark = pytest.mark.slow
+
 KEYED = 'model_id = ["slow", "keyed"]\nsubtasks = ["a", "b"]\naccess_list = [[], [0]]\n'
 
 
@@ -36,7 +39,6 @@ def wait_for(condition: object, timeout_s: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
 def test_commands_that_start_at_the_same_moment_share_one_keeper(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         commands = [home.start("run", f"Task {n}.", "--pool", "./pool.yaml", "--template", "single") for n in range(4)]
@@ -59,7 +61,6 @@ def _cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
-@pytest.mark.slow
 def test_the_keeper_leaves_when_there_is_neither_a_client_nor_a_live_run(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         home.env["PODIUM_KEEPER_IDLE_S"] = "0.5"
@@ -89,7 +90,6 @@ def test_up_runs_in_the_foreground_and_ends_cleanly_on_a_signal(provider: Provid
         assert not [one for one in psutil.process_iter() if str(home.home) in " ".join(_cmdline(one))]
 
 
-@pytest.mark.slow
 def test_up_takes_over_from_a_keeper_in_the_background_and_its_runs_go_on(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         provider.script({"text": "Late.", "delay_headers_s": 60}, times=1)
@@ -113,7 +113,6 @@ def test_up_takes_over_from_a_keeper_in_the_background_and_its_runs_go_on(provid
         assert lock_is_free(home.home)
 
 
-@pytest.mark.slow
 def test_up_hands_over_the_keys_of_live_runs_and_names_missing_ones_without_a_traceback(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         key = {"STAND_IN_KEY": "sk-stand-in"}
@@ -163,7 +162,6 @@ def test_upgrade_of_embedded_servers_starts_them_and_finds_nothing_left_to_do(pr
         assert done.out.endswith(f" {found['revision']}\n")
 
 
-@pytest.mark.slow
 def test_the_sockets_folder_of_a_deep_home_goes_with_the_keeper(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         home.home = home.folder / ("d" * 100) / "home"
@@ -180,7 +178,6 @@ def test_the_sockets_folder_of_a_deep_home_goes_with_the_keeper(provider: Provid
         assert home.podium("list", "--json").json[0]["state"] == "succeeded"
 
 
-@pytest.mark.slow
 def test_down_stops_the_keeper_and_says_when_there_is_none(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         assert home.run("Hello.", "--template", "single").code == 0
@@ -252,7 +249,6 @@ def test_a_program_of_another_protocol_version_is_told_what_to_do(provider: Prov
         assert open_home(home.home).socket_path.exists()
 
 
-@pytest.mark.slow
 def test_short_commands_one_after_the_other_keep_the_keeper(provider: Provider) -> None:
     with PodiumHome(provider.base_url) as home:
         # Commands come more often than this, and each is there for less than the keeper's look around.

@@ -309,6 +309,7 @@ async def test_no_limit_of_the_library_is_shorter_than_the_workers(adapter, call
     assert 0 < LIBRARY_TIMEOUT_EXTRA_S < contracts.CALL_MARGIN_S
 
 
+@pytest.mark.slow
 def test_the_sockets_of_litellm_ask_for_signs_of_life():
     """G2-15: read at import time, so looked at in a process of its own."""
     program = (
