@@ -232,7 +232,12 @@ def _saved_size(path: Path) -> int:
     from engine.verifier.note import NoteError
 
     try:
-        text, _, _ = path.read_bytes()[:_CHECKPOINT_BYTES_MAX].decode().rpartition("\n\n")
+        # A device or a pipe has no end that could be waited for.
+        raw = b""
+        if path.is_file():
+            with path.open("rb") as file:
+                raw = file.read(_CHECKPOINT_BYTES_MAX)
+        text, _, _ = raw.decode().rpartition("\n\n")
         return checkpoint.parse(text + "\n").size
     except (OSError, UnicodeDecodeError, NoteError):
         raise InputError(
@@ -307,8 +312,8 @@ def _say_exported(done: Exported) -> None:
         )
     if done.unsigned:
         terminal.err(
-            "warning: no signed checkpoint covers any entry of its runs yet: it is not valid for anybody. Export it again "
-            "once `podium audit checkpoint` has signed the log"
+            "warning: no signed checkpoint covers any entry of its runs yet: nobody will find it valid. Export it "
+            "again once `podium audit checkpoint` has signed the log"
         )
     elif done.unanchored:
         terminal.err(f"warning: {done.unanchored:,} of its entries are not covered by a signed checkpoint")

@@ -24,6 +24,7 @@ OVERLAP_DAYS: Final = 30
 OVERLAP_DAYS_MAX: Final = 3650
 FILE_BYTES_MAX: Final = 64 * 1024
 _FILE: Final = click.Path(dir_okay=False, path_type=Path)
+_MEMORY: Final = "the signer's memory"
 _NOT_HERE: Final = "PODIUM_AUDIT_DIR is not set, so nothing is signed here"
 
 
@@ -115,7 +116,11 @@ def verify_database(trust: Sequence[Path], saved: Path | None, *, as_json: bool)
     if as_json:
         terminal.out_json(versioned(_report_object(report, code)))
     else:
-        _say_report(report, own_key=not trust and settings.audit_dir is not None, kept=saved is not None)
+        _say_report(
+            report,
+            own_key=not trust and settings.audit_dir is not None,
+            kept=saved is not None and str(saved) in report.saved_sources,
+        )
     return int(code)
 
 
@@ -231,9 +236,24 @@ def _saved(settings: Settings, path: Path | None) -> list[Saved]:
     from engine.signing import AuditFolder
     from engine.store.log_check import Saved
 
-    found = [] if path is None else [Saved(_read(path), str(path))]
+    found = [] if path is None else [Saved(_kept(path), str(path))]
     remembered = None if settings.audit_dir is None else AuditFolder(settings.audit_dir).memory(TENANT)
-    return found if remembered is None else [*found, Saved(remembered, "the signer's memory")]
+    return found if remembered is None else [*found, Saved(remembered, _MEMORY)]
+
+
+def _kept(path: Path) -> bytes:
+    """A checkpoint file of the user; whether it fits and who signed it is for the check to say."""
+    from engine.verifier.checkpoint import parse
+    from engine.verifier.note import NoteError, unverified_text
+
+    note = _read(path)
+    try:
+        parse(unverified_text(note))
+    except NoteError as error:
+        raise InputError(
+            "usage", f"{path} is not a checkpoint: {error}", hint="keep what `podium audit checkpoint` prints"
+        ) from None
+    return note
 
 
 def _verdict(report: LogReport) -> ExitCode:
@@ -261,7 +281,7 @@ def _report_object(report: LogReport, code: ExitCode) -> dict[str, Any]:
 
 
 def _say_report(report: LogReport, *, own_key: bool, kept: bool) -> None:
-    """``own_key``: the keys come from this place's audit directory; ``kept``: the user brought a checkpoint."""
+    """``own_key``: the keys come from this place's audit directory; ``kept``: the user's checkpoint was compared."""
     from engine.cli.render import counted
 
     for fault, text in report.faults:
@@ -273,8 +293,8 @@ def _say_report(report: LogReport, *, own_key: bool, kept: bool) -> None:
     terminal.out(f"{'INVALID' if report.faults_count else 'valid'}: {looked}")
     if report.pinned:
         terminal.out(f"keys: {'those of the signer here, from the audit directory' if own_key else 'yours (--trust)'}")
-    for number, size in enumerate(report.saved_sizes):
-        whose = "yours (--checkpoint)" if kept and number == 0 else "the signer's own memory, in the audit directory"
+    for source, size in zip(report.saved_sources, report.saved_sizes, strict=True):
+        whose = "the signer's own memory, in the audit directory" if source == _MEMORY else "yours (--checkpoint)"
         terminal.out(f"compared with a checkpoint from outside the database, {whose}: {size:,} leaves")
     if report.waiting or report.uncovered:
         open_ends = report.waiting + report.uncovered
@@ -285,8 +305,8 @@ def _say_report(report: LogReport, *, own_key: bool, kept: bool) -> None:
 def _say_unproven(report: LogReport, *, own_key: bool, kept: bool) -> None:
     if own_key and report.pinned:
         terminal.out(
-            "not proven: that whoever has the audit directory did not write the log anew; a key that you kept elsewhere "
-            "does not depend on it (--trust)"
+            "not proven: that whoever has the audit directory did not write the log anew; a key that you kept "
+            "elsewhere does not depend on it (--trust)"
         )
     if not report.pinned:
         terminal.out("not proven: that the keys are the operator's; they are those that the database names (--trust)")

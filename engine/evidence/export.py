@@ -71,6 +71,10 @@ class Exported:
     artifacts: Mapping[str, int]
     size: int | None
     unanchored: int
+    # Texts of the tenant's own chain that are withheld because nobody asked for them.
+    tenant_withheld: int = 0
+    # No signed checkpoint covers anything of any run.
+    unsigned: bool = False
 
 
 async def export_bundle(database: Database, request: ExportRequest) -> Exported:
@@ -89,6 +93,7 @@ async def export_bundle(database: Database, request: ExportRequest) -> Exported:
         run: await append_exported(
             database,
             run,
+            tenant=request.tenant,
             actor_id=request.actor_id,
             on_behalf_of=request.on_behalf_of,
             export=request.id,
@@ -155,6 +160,7 @@ class _Assembly:
         self._leaves: dict[str, list[int]] = {}
         self._checkpoint: Checkpoint | None = None
         self._counts = {"disclosed": 0, "redacted": 0, "erased": 0}
+        self._tenant_withheld = 0
         self._created_at = ""
 
     async def assemble(self) -> None:
@@ -224,8 +230,11 @@ class _Assembly:
             wanted.sort(key=lambda kept: str(kept.id))
             texts = read_texts(self._connection, UUID(run), wanted)
             rows.extend([self._add_text(said[str(text.id)], text) async for text in texts])
+        tenant = str(self._request.tenant)
         for row in rows:
             self._counts[row["state"]] += 1
+            if not self._request.with_tenant and (row["run"], row["state"]) == (tenant, "redacted"):
+                self._tenant_withheld += 1
         rows.sort(key=lambda row: row["artifact"])
         self._spool.add("artifacts.json", canonical({"artifacts": rows}))
 
@@ -299,6 +308,8 @@ class _Assembly:
             artifacts=dict(self._counts),
             size=None if self._checkpoint is None else self._checkpoint.size,
             unanchored=entries - sum(map(len, self._leaves.values())),
+            tenant_withheld=self._tenant_withheld,
+            unsigned=not any(self._leaves.get(str(run)) for run in self._selection.runs),
         )
 
 

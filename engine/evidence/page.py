@@ -50,7 +50,7 @@ def _head(view: PageView) -> str:
     described = view.described
     log = described["log"]
     if log is None:
-        anchored = tag("span", "no signed checkpoint: nothing is anchored", class_="warn")
+        anchored = tag("span", "no signed checkpoint: anybody can have written this", class_="warn")
     else:
         anchored = f"the log had {log['size']:,} entries, root {tag('code', escaped(log['root']))}"
     rows = [

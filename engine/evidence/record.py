@@ -20,7 +20,7 @@ from engine.evidence.selection import select_runs
 from engine.evidence.timeline import TimelineLine, timeline_line
 from engine.store.artifacts import StoredArtifact, list_run_artifacts, read_run_artifacts
 from engine.store.database import Database
-from engine.store.exchange import Connection
+from engine.store.exchange import Connection, exchange
 from engine.store.run_writer import lock_run
 from engine.store.tables import LedgerEntry, PoolSnapshot
 from engine.verifier.entry_types import committed
@@ -28,6 +28,7 @@ from engine.verifier.entry_types import committed
 # Texts are read so many bytes at a time; a larger one is read alone.
 _BATCH_BYTES: Final = 8 * 2**20
 _BATCH_COUNT: Final = 256
+_SYSTEM_HEAD: Final = "SELECT seq, hash FROM ledger_heads WHERE run_id = %s AND seq > 0"
 # What people write to say why they do something.
 SAID_KINDS: Final = frozenset({"basis", "basis_reason", "reason", "comment", "meaning"})
 
@@ -36,6 +37,7 @@ async def append_exported(
     database: Database,
     run_id: UUID,
     *,
+    tenant: UUID,
     actor_id: str,
     on_behalf_of: str | None,
     export: UUID,
@@ -50,7 +52,16 @@ async def append_exported(
     async def work(connection: Connection) -> int:
         writer, _ = await lock_run(connection, run_id, actor_id=actor_id)
         writer.on_behalf_of = on_behalf_of
-        writer.entry("run.exported", export=str(export), runs=[str(run) for run in asked], redacted=list(redacted))
+        heads = (await exchange(connection, [(_SYSTEM_HEAD, (tenant,))]))[-1]
+        # So that nobody can cut off the end of that chain, where accounts are linked to persons, without being noticed.
+        system = {"entries": heads[0]["seq"], "head": bytes(heads[0]["hash"]).hex()} if heads else None
+        writer.entry(
+            "run.exported",
+            export=str(export),
+            runs=[str(run) for run in asked],
+            redacted=list(redacted),
+            system=system,
+        )
         await writer.commit()
         # Now it is on record; a bundle may or may not come of it.
         return writer.seq + 1

@@ -78,6 +78,8 @@ class LogReport:
     checkpoints: int = 0
     pinned: bool = False
     saved_sizes: list[int] = field(default_factory=list)
+    # Where each of them is from.
+    saved_sources: list[str] = field(default_factory=list)
     faults_count: int = 0
     faults: list[tuple[str, str]] = field(default_factory=list)
 
@@ -322,6 +324,7 @@ class _LogChecker:
                 self._report.fault("saved-checkpoint", f"{one.source}: {error}")
                 continue
             self._report.saved_sizes.append(opened.size)
+            self._report.saved_sources.append(one.source)
             found.append((opened.size, opened.root, one.source))
         return found
 

@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.verifier.archive import TOTAL_BYTES_MAX
+from engine.verifier.checkpoint import parse
 from engine.verifier.faults import InvalidError
-from engine.verifier.note import NOTE_BYTES_MAX, NoteError, Verifier, parse_keys
+from engine.verifier.note import NOTE_BYTES_MAX, NoteError, Verifier, parse_keys, unverified_text
 from engine.verifier.questions import answer_text, find_run, who_approved, who_saw
 from engine.verifier.report import USAGE, Report
 from engine.verifier.verify import verify_bundle
 
+_KEY_HINT = "a file as `podium audit key -o FILE` writes it: one key a line"
+
 
 class UsageError(Exception):
-    """The command cannot be carried out as it was given; the message is one line."""
+    """The command cannot be carried out as it was given; the message is one line, ``hint`` another."""
+
+    def __init__(self, message: str, hint: str = "see --help") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,10 +45,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             who_saw=options.who_saw,
         )
     except UsageError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {error}\nhint: {error.hint}\n")
         return USAGE
-    sys.stdout.write(written(report, answers, as_json=options.json))
-    return report.exit_code
+    return report.exit_code if _say(written(report, answers, as_json=options.json)) else USAGE
+
+
+def _say(text: str) -> bool:
+    """Writes to standard output in whatever encoding that has; False if it takes nothing, which is then said."""
+    try:
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stderr.write(f"error: the report cannot be written: {error.strerror}\n")
+        # What is left in the buffer would be tried again, and fail again, when the interpreter ends.
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+        return False
+    return True
 
 
 def run(
@@ -56,8 +80,8 @@ def run(
         try:
             keys += parse_keys(_read(file, NOTE_BYTES_MAX))
         except NoteError as error:
-            raise UsageError(f"{file} is no file with public keys: {error}") from None
-    saved = None if checkpoint is None else _read(checkpoint, NOTE_BYTES_MAX)
+            raise UsageError(f"{file} is no file with public keys: {error}", _KEY_HINT) from None
+    saved = None if checkpoint is None else _checkpoint(checkpoint)
     report = verify_bundle(_read(bundle, TOTAL_BYTES_MAX), keys, saved)
     questions: list[tuple[Callable[..., dict[str, Any]], Sequence[str]]] = [
         *((_approved, question) for question in who_approved),
@@ -69,7 +93,7 @@ def run(
     try:
         return report, [ask(report, *question) for ask, question in questions]
     except InvalidError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(str(error), "the report without questions lists the runs; --json their steps") from None
 
 
 def written(report: Report, answers: Sequence[dict[str, Any]], *, as_json: bool) -> str:
@@ -87,13 +111,31 @@ def _saw(report: Report, name: str, place: str) -> dict[str, Any]:
     return who_saw(report, find_run(report, name), place)
 
 
+def _checkpoint(file: Path) -> bytes:
+    """The bytes of a saved checkpoint. Whether its signature is good is for the verification to say."""
+    data = _read(file, NOTE_BYTES_MAX)
+    try:
+        parse(unverified_text(data))
+    except NoteError as error:
+        raise UsageError(f"{file} is not a checkpoint: {error}", "keep what `podium audit checkpoint` prints") from None
+    return data
+
+
 def _read(file: Path, bytes_max: int) -> bytes:
     try:
-        if file.stat().st_size > bytes_max:
-            raise UsageError(f"{file} is larger than {bytes_max} bytes")
-        return file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+        # A device or a pipe has no end that could be waited for.
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise UsageError(f"{file} is not a file", "name a file, not a device or a pipe")
+        with file.open("rb") as opened:
+            content = opened.read(min(bytes_max, file.stat().st_size) + 1)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{file} cannot be read: {getattr(error, 'strerror', None) or error}",
+            "name a file that exists and that you may read",
+        ) from None
+    if len(content) > bytes_max:
+        raise UsageError(f"{file} is larger than {bytes_max} bytes", "name another file")
+    return content
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -111,7 +153,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         action="append",
         required=True,
-        help="public key of the log, as `podium audit key` prints it; get it from somewhere else than the bundle",
+        help="public key of the log, as `podium audit key` prints it; get it from somewhere else than the "
+        "bundle; one key a line; several --trust add up",
     )
     parser.add_argument(
         "--checkpoint", type=Path, metavar="FILE", help="a checkpoint that you kept: the log must be an extension of it"

@@ -15,7 +15,10 @@ from engine.verifier.shapes import is_text, is_time
 
 ENTRY_VERSION: Final = 1
 GENESIS: Final = "0" * 64
-ENTRY_BYTES_MAX: Final = 8 * 2**20
+ENTRY_BYTES_MAX: Final = 2**20
+# An entry of n bytes has at most 64 + n / 16 lists and objects; ours have less than half of that. Empty lists take two
+# bytes and thirty times as much memory.
+_NESTED_MIN, _BYTES_PER_NESTED = 64, 16
 
 _ENVELOPE: Final = {"version", "tenant", "run", "seq", "prev", "type", "at", "actor", "on_behalf_of", "data"}
 
@@ -84,6 +87,11 @@ def _documents(data: bytes) -> Iterator[tuple[bytes, Any]]:
     if not data.endswith(b"\n"):
         raise InvalidError("it does not end in a newline")
     bodies = data[:-1].split(b"\n")
+    for number, body in enumerate(bodies, start=1):
+        if len(body) > ENTRY_BYTES_MAX:
+            raise InvalidError(f"entry {number} is larger than an entry may be")
+        if body.count(b"[") + body.count(b"{") > _NESTED_MIN + len(body) // _BYTES_PER_NESTED:
+            raise InvalidError(f"entry {number} holds more lists and objects than an entry of its size may")
     for start in range(0, len(bodies), _BATCH):
         batch = bodies[start : start + _BATCH]
         yield from zip(batch, _read_together(batch) or [None] * len(batch), strict=True)
@@ -108,8 +116,6 @@ def _read_together(bodies: list[bytes]) -> list[Any] | None:
 
 
 def _entry(body: bytes, document: Any, bundle: Bundle, head: ChainHead, *, number: int, prev: str) -> Entry:
-    if len(body) > ENTRY_BYTES_MAX:
-        raise InvalidError(f"entry {number} is larger than an entry may be")
     if document is None:
         try:
             document = parse(body)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from engine.verifier.canonical import canonical, hex_bytes
 from engine.verifier.chains import Entry
 from engine.verifier.contents import Contents, artifact_id, commitment, derived_id
+from engine.verifier.entry_types import committed
 from engine.verifier.faults import Findings, InvalidError
 from engine.verifier.records import Run
 from engine.verifier.shapes import fields, is_count, is_id, is_text, list_of, optional
@@ -41,6 +42,9 @@ class Displays:
         """Checks the display of a review that is asked for. Raises InvalidError."""
         data = requested.data
         review = data["review"]
+        is_committed = any(row["artifact"] == artifact_id(review, MANIFEST) for row in committed(data))
+        if data["shown"] is None or not is_committed:
+            raise InvalidError("it does not commit to what is displayed")
         unknown = f"what exactly was displayed in review {review}"
         content = self._contents.content(artifact_id(review, MANIFEST))
         if content is None:

@@ -146,7 +146,10 @@ _RUN_SHAPES: dict[str, Shape] = {
         {"order": is_id, "answer": one_of("retry", "skip", "abort"), **_STEP, "moved": _MOVED},
         {"worker": is_text, "model": is_text, "old_worker": is_text, **_ARTIFACTS},
     ),
-    "run.exported": fields({"export": is_id, "runs": list_of(is_id)}),
+    "run.exported": fields(
+        {"export": is_id, "runs": list_of(is_id)},
+        {"system": optional(exactly({"entries": is_count, "head": is_hash}))},
+    ),
     "artifact.read": fields({}, {"command": is_text, "read": list_of(is_id)}),
     "artifact.erased": fields({"erased": list_of(is_id)}, _ARTIFACTS),
     "erasure.refused": fields({}, _ARTIFACTS),

@@ -20,7 +20,12 @@ def verify_families(runs: Mapping[str, Run], findings: Findings) -> None:
                 _verify_child(run, step, runs, findings)
         parent = run.created.data.get("parent")
         if parent is not None and parent not in runs:
-            findings.unproven(f"why run {run.id} was made: run {parent} above it is not in the bundle")
+            findings.unproven(
+                f"why run {run.id} was made, and that people approved what became of its answer: run {parent} above it "
+                "is not in the bundle"
+            )
+        elif parent is not None and run.id not in {entry.data["child"] for entry in runs[parent].begun}:
+            findings.fault(str(run.created), f"run {parent}, which it names, never began it")
 
 
 def _verify_fork(run: Run, runs: Mapping[str, Run], findings: Findings) -> None:
@@ -85,6 +90,39 @@ def _verify_bracket(entry: Entry, named: object, log: Log, findings: Findings) -
         findings.unproven(f"the earliest time of {entry}: the checkpoint of size {size} is not in the bundle")
     elif root is not None and known.root.hex() != root:
         findings.fault(str(entry), f"it names a checkpoint of size {size} that the log never had")
+
+
+def verify_links(
+    bundle: Bundle, chains: Mapping[str, Sequence[Entry]], log: Log, reviewed: Sequence[str], findings: Findings
+) -> None:
+    """Whether approvals are those of different people: for that, no link of an account may have been cut off.
+
+    The tenant's own chain is complete if all leaves of the log are there, or if it holds what it held when the bundle
+    was made: each run's chain says that where it records the export. ``reviewed`` are the runs with decisions.
+    """
+    if log.checkpoint is None or log.complete:
+        return
+    system = chains.get(bundle.tenant, ())
+    for run in reviewed:
+        if not any(_shows_system(bundle, entry, system, log) for entry in reversed(chains[run])):
+            findings.undecidable(
+                f"that different people reviewed run {run}: later entries of the tenant's own chain, which link "
+                "accounts to persons, may have been left out"
+            )
+
+
+def _shows_system(bundle: Bundle, entry: Entry, system: Sequence[Entry], log: Log) -> bool:
+    """Whether an entry that the log covers records this export, and the chain is at least as long as it says there."""
+    if entry.type != "run.exported" or entry.data["export"] != bundle.export or "system" not in entry.data:
+        return False
+    if log.index(entry) is None:
+        return False
+    said = entry.data["system"]
+    if said is None:
+        return True
+    count: int = said["entries"]
+    head: str = said["head"]
+    return 0 < count <= len(system) and system[count - 1].hash == head
 
 
 def verify_system(bundle: Bundle, system: Sequence[Entry], log: Log, findings: Findings) -> None:

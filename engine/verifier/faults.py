@@ -15,7 +15,9 @@ class InvalidError(ValueError):
 class Findings:
     """Faults (each makes the bundle invalid), what could not be proven, and what is missing by order.
 
-    ``redacted`` and ``erased`` name artifacts, ``unanchored`` counts entries behind the signed checkpoint.
+    ``redacted`` and ``erased`` name artifacts, ``unanchored`` counts entries behind the signed checkpoint,
+    ``undecided`` says that a rule could not be applied, so that the bundle is not valid without reserve.
+    ``unsigned`` names runs of which the checkpoint covers nothing; ``hints`` say what to do about faults.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -24,6 +26,9 @@ class Findings:
     redacted: list[str] = field(default_factory=list)
     erased: list[str] = field(default_factory=list)
     unanchored: int = 0
+    unsigned: list[str] = field(default_factory=list)
+    hints: dict[str, None] = field(default_factory=dict)
+    undecided: bool = False
 
     def fault(self, where: str, what: str) -> None:
         """Records what is wrong; beyond the first hundred only how many more there are."""
@@ -32,6 +37,15 @@ class Findings:
         else:
             self.faults_left_out += 1
 
+    def hint(self, what: str) -> None:
+        """Records what to do about a fault, each once."""
+        self.hints[what] = None
+
     def unproven(self, what: str) -> None:
         """Records what nobody may conclude from this bundle, each once."""
         self.not_proven[what] = None
+
+    def undecidable(self, what: str) -> None:
+        """As ``unproven``, of what a verdict without reserve would need."""
+        self.undecided = True
+        self.unproven(what)

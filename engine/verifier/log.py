@@ -12,11 +12,17 @@ from engine.verifier.chains import Entry
 from engine.verifier.checkpoint import Checkpoint, SignedCheckpoint, open_checkpoint, origin_of
 from engine.verifier.faults import Findings, InvalidError
 from engine.verifier.merkle import HASH_BYTES, combined_root, root_of, verify_consistency
-from engine.verifier.note import NoteError, Verifier
+from engine.verifier.note import NoteError, UntrustedError, Verifier
 from engine.verifier.rotation import KeyHistory, Rotation, key_history, parse_rotation
 from engine.verifier.shapes import Shape, exactly, is_count, is_hash, is_id, list_of
 
 _NOTE_MAX = 64 * 1024
+_NO_CHECKPOINT = "no signed checkpoint: anybody can have written this bundle"
+_UNSIGNED = "no signed checkpoint covers any entry of its runs: anybody can have written this bundle"
+_OTHER_KEY = (
+    "to trust a key of an earlier or later time as well, get it from the operator (never from the bundle) and add it "
+    "to the trust file: one key a line; several --trust add up"
+)
 
 
 _IS_NOTE = Shape(str, lambda value: len(value) <= _NOTE_MAX)
@@ -73,11 +79,29 @@ def verify_log(
         _read_history(bundle, history, log)
         if saved is not None:
             _compare_saved(saved, history, bundle, log, leaves)
+    except UntrustedError as error:
+        findings.fault("log", str(error))
+        findings.hint(_OTHER_KEY)
+        return log
     except (InvalidError, NoteError) as error:
         findings.fault("log", str(error))
         return log
     findings.unanchored -= len(leaves)
     return log
+
+
+def verify_signed(bundle: Bundle, log: Log | None, findings: Findings) -> None:
+    """A bundle of whose runs nothing is under a signed checkpoint is nobody's word, though all of it fits together.
+
+    A genuine checkpoint that is put beside it, or the tenant's own chain, which is the same in every bundle, changes
+    nothing. Records a fault, or the runs of which no entry is covered.
+    """
+    known = {} if log is None else log.indexes
+    heads = bundle.runs or bundle.chains
+    findings.unsigned = [head.chain for head in heads if not known.get(head.chain)]
+    if len(findings.unsigned) == len(heads) and not findings.faults:
+        findings.fault("log", _NO_CHECKPOINT if bundle.log is None else _UNSIGNED)
+        findings.hint("export it again once the log is signed (`podium audit checkpoint`)")
 
 
 def _keys(bundle: Bundle, trust: Sequence[Verifier]) -> KeyHistory:
@@ -92,6 +116,8 @@ def _keys(bundle: Bundle, trust: Sequence[Verifier]) -> KeyHistory:
 def _open(data: bytes, history: KeyHistory, bundle: Bundle, what: str) -> SignedCheckpoint:
     try:
         signed = open_checkpoint(data, history.keys(), origin=origin_of(bundle.tenant))
+    except UntrustedError as error:
+        raise UntrustedError(f"{what}: {error}") from None
     except NoteError as error:
         raise InvalidError(f"{what}: {error}") from None
     if history.signer(signed.signers, signed.checkpoint.size) is None:

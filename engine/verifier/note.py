@@ -32,6 +32,10 @@ class NoteError(ValueError):
     """The note or key is malformed, or no trusted key signed it. The message says which, in one line."""
 
 
+class UntrustedError(NoteError):
+    """The note is in order, and the keys that it names as its signers are all unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verifier:
     """A public key by its name; ``key`` is the 32 bytes of RFC 8032."""
@@ -125,6 +129,11 @@ def open_note(data: bytes, verifiers: Sequence[Verifier]) -> str:
     return opened(data, verifiers).text
 
 
+def unverified_text(data: bytes) -> str:
+    """The text of a note, whoever signed it; raises NoteError for what is no note."""
+    return _parse(data)[0]
+
+
 def opened(data: bytes, verifiers: Iterable[Verifier]) -> Opened:
     """As ``open_note``, with the keys that signed.
 
@@ -143,7 +152,10 @@ def opened(data: bytes, verifiers: Iterable[Verifier]) -> Opened:
             raise NoteError(f"the signature of key {verifier.key_id} does not verify")
         signers.append(verifier)
     if not signers:
-        raise NoteError("no trusted key signed the note")
+        ids = sorted({raw[:4].hex() for _, raw in signatures})
+        raise UntrustedError(
+            f"no trusted key signed the note; it names as its signer{'s' if len(ids) > 1 else ''} key {', '.join(ids)}"
+        )
     return Opened(text, tuple(signers))
 
 

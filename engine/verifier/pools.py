@@ -46,7 +46,7 @@ _RULE = fields(
         "on_expiry": is_text,
     },
 )
-_POLICY = fields({"steps_max": is_count}, {"depth_max": is_count, "reviews": list_of(_RULE)})
+_POLICY = fields({"steps_max": is_count}, {"depth_max": is_count, "reads": is_text, "reviews": list_of(_RULE)})
 _POOL = fields(
     {"name": is_text, "conductor": _MODEL, "workers": list_of(_MODEL), "templates": _TEMPLATES, "policy": _POLICY}
 )
@@ -102,6 +102,7 @@ class Pool:
     steps_max: int
     depth_max: int
     rules: tuple[Rule, ...]
+    reads_recorded: bool = False
 
     def worker(self, name: str) -> Model | None:
         """The worker of this name."""
@@ -133,6 +134,7 @@ def read_pool(digest: str, document: bytes) -> Pool:
         steps_max=policy["steps_max"],
         depth_max=policy.get("depth_max", 0),
         rules=tuple(map(_rule, policy.get("reviews", []))),
+        reads_recorded=policy.get("reads", "unrecorded") != "unrecorded",
     )
 
 

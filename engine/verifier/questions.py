@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from engine.verifier.chains import Entry
 from engine.verifier.contents import artifact_id
+from engine.verifier.entry_types import committed
 from engine.verifier.faults import InvalidError
 from engine.verifier.records import Run, Step
 from engine.verifier.report import Report
 from engine.verifier.reviews import Review
+from engine.verifier.words import one_line
 
 PLAN, ANSWER = "plan", "answer"
+_TEXT_MAX = 300
+_NAME_MAX = 40
 
 
 def find_run(report: Report, name: str) -> Run:
@@ -24,6 +29,8 @@ def find_run(report: Report, name: str) -> Run:
 
 def find_step(run: Run, name: str) -> Step:
     """A step by its position, ``round:position``, or ``answer``; of several rounds the last one that has it."""
+    if len(name) > _NAME_MAX:
+        raise InvalidError("that is no step; write its position, for example 2, or round:position")
     number, _, position = name.rpartition(":")
     last = run.last_round
     if last is None:
@@ -51,10 +58,10 @@ def who_approved(report: Report, run: Run, place: str) -> dict[str, Any]:
         at = (step.round, step.position)
         wanted = [review for review in reviews.all.values() if review.place[1:] == at]
         where = {"run": run.id, "round": step.round, "step": step.position, "state": step.state}
-    return {"question": "who-approved", **where, "reviews": [_review(review) for review in wanted]}
+    return {"question": "who-approved", **where, "reviews": [_review(report, review) for review in wanted]}
 
 
-def _review(review: Review) -> dict[str, Any]:
+def _review(report: Report, review: Review) -> dict[str, Any]:
     return {
         "review": review.id,
         "gate": review.place[0],
@@ -68,6 +75,11 @@ def _review(review: Review) -> dict[str, Any]:
             {
                 "decision": decision.entry.data["decision"],
                 "meaning": decision.entry.data["meaning"],
+                "meaning_text": _meaning_text(report, decision.entry),
+                "had_it_displayed": any(
+                    opened.data["person"] == decision.person and opened.seq < decision.entry.seq
+                    for opened in review.opened
+                ),
                 "person": decision.person,
                 "account": decision.entry.actor,
                 "on_behalf_of": decision.entry.on_behalf_of,
@@ -81,6 +93,15 @@ def _review(review: Review) -> dict[str, Any]:
         if review.bypassed is None
         else {"person": review.bypassed.data["person"], "at": review.bypassed.at},
     }
+
+
+def _meaning_text(report: Report, entry: Entry) -> str | None:
+    """The sentence that a decision stands for, if the bundle discloses it."""
+    for row in committed(entry.data):
+        content = report.contents.content(row["artifact"]) if report.contents and row["kind"] == "meaning" else None
+        if content is not None:
+            return content.decode(errors="replace")
+    return None
 
 
 def who_saw(report: Report, run: Run, place: str) -> dict[str, Any]:
@@ -103,6 +124,7 @@ def who_saw(report: Report, run: Run, place: str) -> dict[str, Any]:
         "made_by": sorted(made_by),
         "calls": seen,
         "people": list(_people(report, outputs)),
+        "reads_unrecorded": report.reads_unrecorded,
         "never_shown": [{"worker": worker, "model": model} for worker, model in never],
         "unknown": unknown,
     }
@@ -175,8 +197,8 @@ def _people(report: Report, outputs: set[str]) -> Iterator[dict[str, Any]]:
 def answer_text(answer: dict[str, Any]) -> str:
     """An answer for people."""
     if answer["question"] == "who-approved":
-        return "\n".join(_approved_lines(answer)) + "\n"
-    return "\n".join(_saw_lines(answer)) + "\n"
+        return "\n".join(map(one_line, _approved_lines(answer))) + "\n"
+    return "\n".join(map(one_line, _saw_lines(answer))) + "\n"
 
 
 def _approved_lines(answer: dict[str, Any]) -> list[str]:
@@ -196,8 +218,17 @@ def _approved_lines(answer: dict[str, Any]) -> list[str]:
 
 def _decision_line(word: dict[str, Any]) -> str:
     account = f"account {word['account']}" + (f" for {word['on_behalf_of']}" if word["on_behalf_of"] else "")
-    said = f"{word['decision']}, meaning {word['meaning']}, entry {word['entry']}"
-    return f"    {word['at']}  {word['person']} ({account}): {said}"
+    text = word["meaning_text"]
+    meaning = f"meaning {word['meaning']} (its sentence is not in the bundle)" if text is None else _quoted(text)
+    said = f"{word['decision']}, {meaning}, entry {word['entry']}"
+    unseen = "" if word["had_it_displayed"] else "; no entry says that the review was displayed to this person before"
+    return f"    {word['at']}  {word['person']} ({account}): {said}{unseen}"
+
+
+def _quoted(text: str) -> str:
+    """A text by a person on one line, without signs that could move a terminal's cursor."""
+    shown = one_line(" ".join(text.split()))
+    return f'"{shown if len(shown) <= _TEXT_MAX else shown[: _TEXT_MAX - 1] + "…"}"'
 
 
 def _saw_lines(answer: dict[str, Any]) -> list[str]:
@@ -211,7 +242,12 @@ def _saw_lines(answer: dict[str, Any]) -> list[str]:
         )
     lines += [f"  {row['at']}  account {row['account']}, {row['how']}" for row in answer["people"]]
     if not (answer["calls"] or answer["people"]):
-        lines.append("  no model and no person")
+        lines.append("  no model, and no person on record")
+    if answer["reads_unrecorded"]:
+        lines.append(
+            "  people may have read or printed it all the same: reads are recorded only where the pool asks for it "
+            "(`reads: recorded`)"
+        )
     lines += [f"  never shown to worker {row['worker']} (model {row['model']})" for row in answer["never_shown"]]
     if answer["unknown"]:
         lines.append(

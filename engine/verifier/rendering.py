@@ -122,13 +122,24 @@ def _parts(document: Mapping[str, Any]) -> list[str]:
     return [*found, *document["repairs"]]
 
 
-def render(manifest: Manifest, pool: Pool, text: Callable[[str], str], remarks: Callable[[str], str]) -> bytes:
+def render(
+    manifest: Manifest,
+    pool: Pool,
+    text: Callable[[str], str],
+    remarks: Callable[[str], str],
+    *,
+    is_inert: bool = False,
+) -> bytes:
     """The bytes that the commitment is made over: canonical JSON of the messages.
 
     ``text`` gives the text of an artifact and raises TextMissingError; ``remarks`` the parser's about a
-    plan's text, by that text's artifact. Raises InvalidError for a template that cannot be filled.
+    plan's text, by that text's artifact; ``is_inert`` says that ``text`` gives inert texts
+    already. Raises InvalidError for a template that cannot be filled.
     """
-    shown = [{"content": content, "role": role} for role, content in messages(manifest, pool, text, remarks)]
+    shown = [
+        {"content": content, "role": role}
+        for role, content in messages(manifest, pool, text, remarks, is_inert=is_inert)
+    ]
     try:
         return json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
@@ -136,20 +147,29 @@ def render(manifest: Manifest, pool: Pool, text: Callable[[str], str], remarks: 
 
 
 def messages(
-    manifest: Manifest, pool: Pool, text: Callable[[str], str], remarks: Callable[[str], str]
+    manifest: Manifest,
+    pool: Pool,
+    text: Callable[[str], str],
+    remarks: Callable[[str], str],
+    *,
+    is_inert: bool = False,
 ) -> list[tuple[str, str]]:
     """The messages of a prompt: roles and contents. Arguments as for ``render``."""
+
+    def inert(artifact: str) -> str:
+        return text(artifact) if is_inert else make_inert(text(artifact))
+
     if manifest.kind == "step":
-        return _step_messages(manifest.document, pool, text)
-    return _plan_messages(manifest.document, pool, text, remarks)
+        return _step_messages(manifest.document, pool, inert)
+    return _plan_messages(manifest.document, pool, inert, remarks)
 
 
 def _step_messages(document: Mapping[str, Any], pool: Pool, text: Callable[[str], str]) -> list[tuple[str, str]]:
     nonce = document["nonce"]
     values = {
-        "task": make_inert(text(document["task"])),
+        "task": text(document["task"]),
         "steps": "\n".join(_step_block(step, nonce, text) for step in document["steps"]),
-        "subtask": make_inert(text(document["subtask"])),
+        "subtask": text(document["subtask"]),
         "final": FINAL_NOTE if document["final"] else "",
         "nonce": nonce,
     }
@@ -166,7 +186,7 @@ def _plan_messages(
 ) -> list[tuple[str, str]]:
     usable = [worker.kind != "conductor" or document.get("depth", 0) < pool.depth_max for worker in pool.workers]
     values = {
-        "task": make_inert(text(document["task"])),
+        "task": text(document["task"]),
         "workers": "\n".join(
             f"{number}: {worker.name} - {worker.description}"
             for number, worker in enumerate(pool.workers)
@@ -179,10 +199,10 @@ def _plan_messages(
     more: list[tuple[str, str]] = []
     previous = document.get("previous")
     if previous is not None:
-        before = {"plan": make_inert(text(previous["plan"])), "answer": make_inert(text(previous["answer"]))}
+        before = {"plan": text(previous["plan"]), "answer": text(previous["answer"])}
         more += _filled(pool.templates.get("revise", ""), before)
     for repair in document["repairs"]:
-        failed = {"plan": make_inert(text(repair)), "errors": _errors(remarks(repair))}
+        failed = {"plan": text(repair), "errors": _errors(remarks(repair))}
         more += _filled(pool.templates["repair"], failed)
     if more:
         found[-1] = ("user", "\n\n".join([found[-1][1], *(content for _, content in more)]))
@@ -193,16 +213,16 @@ def _step_block(step: Mapping[str, Any], nonce: str, text: Callable[[str], str])
     earlier = f' round="{step["round"]}"' if "round" in step else ""
     return (
         f'<step-{nonce}{earlier} position="{step["step"]}">\n'
-        f"<asked-{nonce}>\n{make_inert(text(step['asked']))}\n</asked-{nonce}>\n"
-        f"<answer-{nonce}>\n{make_inert(text(step['answer']))}\n</answer-{nonce}>\n"
+        f"<asked-{nonce}>\n{text(step['asked'])}\n</asked-{nonce}>\n"
+        f"<answer-{nonce}>\n{text(step['answer'])}\n</answer-{nonce}>\n"
         f"</step-{nonce}>"
     )
 
 
 def _sent_back_block(back: Mapping[str, Any], nonce: str, text: Callable[[str], str]) -> str:
     return (
-        f"<earlier-answer-{nonce}>\n{make_inert(text(back['answer']))}\n</earlier-answer-{nonce}>\n"
-        f"<reviewer-comment-{nonce}>\n{make_inert(text(back['comment']))}\n</reviewer-comment-{nonce}>"
+        f"<earlier-answer-{nonce}>\n{text(back['answer'])}\n</earlier-answer-{nonce}>\n"
+        f"<reviewer-comment-{nonce}>\n{text(back['comment'])}\n</reviewer-comment-{nonce}>"
     )
 
 

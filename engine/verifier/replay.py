@@ -21,6 +21,8 @@ from engine.verifier.visibility import Visibility
 
 # More attempts of one step than any run has; bounds what a hostile bundle can cost.
 ATTEMPTS_MAX: Final = 10_000
+# More steps than a pool may allow: the pool of a hostile bundle allows what it likes.
+STEPS_MAX: Final = 64
 
 
 class Replay:
@@ -112,6 +114,8 @@ class Replay:
             raise InvalidError("a run begins with execution 1")
         self._reviews.author(entry)
         parent = data.get("parent")
+        if parent is None and self.run.depth:
+            raise InvalidError("a run below another one names it: the one above asks for the review of its answer")
         if parent is not None:
             place = f"child/{data.get('parent_round')}/{data.get('parent_step')}"
             if entry.chain != derived_id(parent, place):
@@ -134,6 +138,8 @@ class Replay:
         run = self.run
         if data["state"] not in RUN_ENDED:
             raise InvalidError(f"{data['state']} is not an end")
+        if data["old"] in RUN_ENDED:
+            raise InvalidError("a run that had ended ends again")
         self._move_run(data)
         run.closed = True
         run.ends += 1
@@ -141,11 +147,24 @@ class Replay:
             raise InvalidError(f"it counts {data['entries_before']} entries before it, and there are {entry.seq - 1}")
         if "totals" in data:
             self._compare_totals(data["totals"])
+        elif "rounds_max" in run.created.data:
+            # Every Podium that wrote down how many rounds a run may have wrote its totals, too.
+            raise InvalidError("it does not say what the run used")
         if data["state"] == "succeeded":
             last = run.last_round
             if last is None or last.steps[-1].state not in ACCEPTED_STATES:
                 raise InvalidError("the run succeeded without an accepted answer")
+            self._nothing_is_open(run)
             self._reviews.before_answer(run, self.pool, entry)
+
+    @staticmethod
+    def _nothing_is_open(run: Run) -> None:
+        for found in run.rounds.values():
+            for step in found.steps:
+                if step.state in ("pending", "running"):
+                    raise InvalidError(f"the run succeeded while step {step.position} was {step.state}")
+                if step.attempts and step.attempts[-1].state == "sent":
+                    raise InvalidError(f"the run succeeded while an attempt of step {step.position} was open")
 
     def _compare_totals(self, said: Mapping[str, Any]) -> None:
         closed = self.run.closed_attempts
@@ -165,6 +184,8 @@ class Replay:
         run = self.run
         if not run.closed:
             raise InvalidError("only a run that has ended is resumed")
+        if run.state == "succeeded":
+            raise InvalidError("a run that succeeded is not resumed")
         if data["execution"] != run.execution + 1:
             raise InvalidError(f"execution {data['execution']} does not follow execution {run.execution}")
         run.execution += 1
@@ -206,7 +227,7 @@ class Replay:
             raise InvalidError("the round before was not finished")
         if not data["steps"] and not number:
             raise InvalidError("a first plan has steps")
-        if len(data["steps"]) > self.pool.steps_max or number >= run.rounds_max:
+        if len(data["steps"]) > min(self.pool.steps_max, STEPS_MAX) or number >= run.rounds_max:
             raise InvalidError("the pool and the run do not allow so many steps or rounds")
         if data.get("plan", derived_id(run.id, f"plan/{number}")) != derived_id(run.id, f"plan/{number}"):
             raise InvalidError("the plan's id is not that of its round")

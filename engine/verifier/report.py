@@ -8,11 +8,13 @@ from decimal import Decimal
 from typing import Any, Final, Literal
 
 from engine.verifier.bundle import Bundle
+from engine.verifier.contents import Contents
 from engine.verifier.faults import Findings
 from engine.verifier.log import Log
 from engine.verifier.pools import Pool
 from engine.verifier.records import Run
 from engine.verifier.reviews import Reviews
+from engine.verifier.words import one_line
 
 Verdict = Literal["valid", "invalid", "incomplete", "erased"]
 EXIT_CODES: Final[Mapping[Verdict, int]] = {"valid": 0, "invalid": 1, "incomplete": 3, "erased": 4}
@@ -23,6 +25,9 @@ _WORDS: Final[Mapping[Verdict, str]] = {
     "incomplete": "VALID AS FAR AS IT GOES",
     "erased": "VALID, WITH ERASED CONTENTS",
 }
+_UNSIGNED: Final = (
+    "UNSIGNED: nothing in {runs} was checked against a key, and anybody can have written it; the rest is valid"
+)
 _LINES_MAX: Final = 40
 
 
@@ -33,6 +38,7 @@ class Report:
     findings: Findings = field(default_factory=Findings)
     bundle: Bundle | None = None
     log: Log | None = None
+    contents: Contents | None = None
     entries: int = 0
     runs: dict[str, Run] = field(default_factory=dict)
     reviews: dict[str, Reviews] = field(default_factory=dict)
@@ -44,13 +50,13 @@ class Report:
         findings = self.findings
         if findings.faults or self.bundle is None:
             return "invalid"
-        if findings.unanchored or findings.redacted:
+        if findings.unanchored or findings.redacted or findings.undecided:
             return "incomplete"
         return "erased" if findings.erased else "valid"
 
     @property
     def exit_code(self) -> int:
-        """0 valid, 1 invalid, 3 unanchored or redacted, 4 with erasures."""
+        """0 valid, 1 invalid, 3 unanchored, redacted or undecided, 4 with erasures."""
         return EXIT_CODES[self.verdict]
 
     @property
@@ -68,15 +74,31 @@ class Report:
                 "that the holder of the signing key has not rewritten the whole log: compare it with a checkpoint that "
                 "you kept (--checkpoint)"
             )
+        lines += (
+            f"that run {run} ever took place: no signed checkpoint covers any of it" for run in self.findings.unsigned
+        )
+        if self.findings.unanchored:
+            lines.append(
+                f"that the entries which no signed checkpoint covers ({self.findings.unanchored}) are genuine: anybody "
+                "can have written them"
+            )
         if log is None or not log.complete:
             lines.append("that the runs have no later entries than those in the bundle, and the log no other runs")
         lines += (
             "events that were never recorded, and whether what was recorded was true",
+            "that nobody else read the stored texts: reads are recorded only where the pool asks (`reads: recorded`)",
             "what a provider did with a prompt, and which model really answered",
             "the exact times: they are the database's; checkpoints only say what came before and after",
             "the page index.html, what the bundle says of its own making, and who the people behind the accounts are",
         )
         return lines
+
+    @property
+    def reads_unrecorded(self) -> list[str]:
+        """The runs of whose pools one does not ask that reads by people are recorded."""
+        return [
+            run.id for run in self.runs.values() if not all(self.pools[digest].reads_recorded for digest in run.pools)
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """The report for programs."""
@@ -90,6 +112,7 @@ class Report:
             "not_proven": self.not_proven,
             "entries": self.entries,
             "unanchored": findings.unanchored,
+            "undecided": findings.undecided,
             "redacted": findings.redacted,
             "erased": findings.erased,
             "tenant": None if self.bundle is None else self.bundle.tenant,
@@ -110,11 +133,12 @@ class Report:
     def as_text(self) -> str:
         """The report for people."""
         findings = self.findings
-        lines = [_WORDS[self.verdict], ""]
+        lines = [self._headline(), ""]
         if findings.faults:
             lines += [f"  {fault}" for fault in findings.faults]
             if findings.faults_left_out:
                 lines.append(f"  ... and {findings.faults_left_out} more")
+            lines += [f"hint: {hint}" for hint in findings.hints]
             lines.append("")
         if self.bundle is not None:
             lines += self._checked()
@@ -124,12 +148,19 @@ class Report:
             lines += ["Not proven:", *(f"  - {_shortened(line)}" for line in self.not_proven[:_LINES_MAX])]
             if len(self.not_proven) > _LINES_MAX:
                 lines.append(f"  ... and {len(self.not_proven) - _LINES_MAX} more; --json has all of them")
-        return "\n".join(lines) + "\n"
+        return "\n".join(map(one_line, lines)) + "\n"
+
+    def _headline(self) -> str:
+        unsigned = self.findings.unsigned
+        if self.verdict != "incomplete" or not unsigned:
+            return _WORDS[self.verdict]
+        return _UNSIGNED.format(runs=f"run {unsigned[0]}" if len(unsigned) == 1 else f"{len(unsigned)} of the runs")
 
     def _checked(self) -> list[str]:
         bundle, log, findings = self.bundle, self.log, self.findings
         assert bundle is not None
-        lines = [f"bundle of {bundle.created_at} by {bundle.producer}, tenant {bundle.tenant}"]
+        made = f"made {bundle.created_at} by {bundle.producer}"
+        lines = [f"bundle for tenant {bundle.tenant}; by the exporter's own word {made}"]
         checkpoint = None if log is None else log.checkpoint
         if log is not None and checkpoint is not None:
             key = "" if log.signer is None else f", signed by key {log.signer.key_id}"
@@ -138,11 +169,19 @@ class Report:
                 lines.append("  all entries of the log are in the bundle: none was left out")
             if log.saved is not None:
                 lines.append(f"  consistent with the saved checkpoint of size {log.saved.size}")
-        lines.append(f"{self.entries} entries, {len(self.runs)} run{'' if len(self.runs) == 1 else 's'}")
+        if self.verdict == "invalid":
+            # What was not looked at any more because of the faults would read like a finding.
+            return [*lines, ""]
+        lines.append(f"{self.entries} entries, {counted(len(self.runs), 'run')}")
         if findings.unanchored:
             lines.append(f"  {findings.unanchored} of them are not covered by a signed checkpoint")
         lines += [_run_line(run, self.reviews.get(run.id)) for run in list(self.runs.values())[:_LINES_MAX]]
         return [*lines, ""]
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _listed(what: str, artifacts: Sequence[str]) -> list[str]:

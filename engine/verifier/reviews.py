@@ -73,8 +73,13 @@ class Review:
         """Whether something waits for it; False for one that was asked for after the fact."""
         return bool(self.data.get("holds", self.data["reason"] != "break-glass"))
 
-    def approvers(self, persons: Persons, at: str) -> list[str]:
-        """The people whose approvals count, by the links as they stood at a time."""
+    @property
+    def is_rejected(self) -> bool:
+        """Whether somebody rejected, whatever became of the review."""
+        return any(not decision.approves for decision in self.decisions)
+
+    def approvers(self, persons: Persons, at: Entry) -> list[str]:
+        """The people whose approvals count, by the links as they stood when an entry was written."""
         own = {persons.person(account, at) for account in self.excluded} if self.data["four_eyes"] else set()
         reviewers = set(self.data.get("reviewers", []))
         found: list[str] = []
@@ -108,7 +113,7 @@ class Reviews:
 
     def author(self, entry: Entry) -> None:
         """Remembers who submitted, planned or edited the run: their approvals do not count."""
-        self._authors |= {account for account in (entry.actor, entry.on_behalf_of) if account not in (None, ENGINE)}
+        self._authors |= _accounts(entry)
 
     def entry(self, run: Run, pool: Pool, entry: Entry) -> None:
         """Takes an entry about reviews. Raises InvalidError."""
@@ -121,6 +126,7 @@ class Reviews:
         review = self.all.get(entry.data["review"])
         if review is None:
             raise InvalidError("it is about no review that was asked for")
+        self._speaks_for_themselves(entry)
         if entry.type == "review.commented":
             review.comments.append(entry)
             return
@@ -138,18 +144,37 @@ class Reviews:
         }[entry.type]
         handler(review, entry)
 
+    def _speaks_for_themselves(self, entry: Entry) -> None:
+        """Who looks, comments and decides are people, under their own names."""
+        person = entry.data.get("person")
+        if person is None:
+            return
+        if ENGINE in (entry.actor, entry.on_behalf_of, person):
+            raise InvalidError("the engine is not a person")
+        if person not in self._persons.names(entry.actor, entry):
+            raise InvalidError(f"the account {entry.actor!r} does not belong to {person!r}")
+
     def _requested(self, run: Run, pool: Pool, entry: Entry) -> None:
         data = entry.data
         if data["review"] in self.all or len(self.all) >= REVIEWS_MAX:
             raise InvalidError("a review is asked for once, and not too many are")
         rule = pool.rule(data["policy"])
         said = frozenset(data.get("excluded", []))
-        review = Review(data["review"], entry, rule, said | self._authors)
+        excluded = said | self._authors | _planners(run) | self._breakers(data)
+        review = Review(data["review"], entry, rule, excluded)
         self.all[review.id] = review
         if not self._authors <= said and data["four_eyes"] and "excluded" in data:
             raise InvalidError("it does not exclude everybody whose run it is")
-        if data["reason"] in _BY_RULE:
+        if data["approvals"] < 1:
+            raise InvalidError("a review takes at least one approval")
+        # Whatever the reason: by naming a rule it could pass for a review that the rule asked for.
+        if rule is not None or data["reason"] in _BY_RULE:
             self._follows_rule(review, rule)
+        _expires_properly(review)
+        if review.holds and not data.get("level", 0) and data.get("execution", run.execution) != run.execution:
+            raise InvalidError("it is about another execution of the run")
+        if data["gate"] in ("after", "answer") and data.get("attempt") is None:
+            raise InvalidError("it does not say which output is to be reviewed")
         subject = self._subject(run, data)
         if subject is None or data["subject"] != subject.hash:
             raise InvalidError("its subject is not the entry that is to be reviewed")
@@ -165,11 +190,22 @@ class Reviews:
         if rule is None or rule.gate != data["gate"] or level >= len(rule.groups):
             raise InvalidError("the pool has no rule that asks for it")
         approvals, reviewers = rule.groups[level]
-        asked = (data["approvals"], tuple(data.get("reviewers", reviewers)), data["four_eyes"])
+        if "reviewers" not in data:
+            raise InvalidError("it does not say who is asked")
+        asked = (data["approvals"], tuple(data["reviewers"]), data["four_eyes"])
         if asked != (approvals, reviewers, rule.four_eyes):
             raise InvalidError("it does not ask for what the pool's rule wants")
-        if data["approvals"] < 1:
-            raise InvalidError("a review takes at least one approval")
+        if level and not any(_escalates_to(other, review) for other in self.all.values()):
+            raise InvalidError("others are asked only when a review by those before them has expired")
+        if data.get("on_expiry") == "escalate" and level + 1 >= len(rule.groups):
+            raise InvalidError("the pool's rule names nobody who would be asked next")
+
+    def _breakers(self, data: Mapping[str, Any]) -> set[str]:
+        """Who let the same thing through by breaking the glass: they do not review it afterwards."""
+        if data["reason"] != "break-glass":
+            return set()
+        broken = [other.bypassed for other in self.all.values() if other.data["subject"] == data["subject"]]
+        return {account for entry in broken if entry is not None for account in _accounts(entry)}
 
     def _subject(self, run: Run, data: Mapping[str, Any]) -> Entry | None:
         """The entry that a review of this place is about."""
@@ -200,32 +236,33 @@ class Reviews:
     def _decided(self, review: Review, entry: Entry) -> None:
         data = entry.data
         decision = Decision(entry, data["person"])
-        if data["person"] != self._persons.person(entry.actor, entry.at):
-            raise InvalidError(f"the account {entry.actor!r} does not belong to {data['person']!r}")
+        expires_at = review.data.get("expires_at")
+        if expires_at is not None and entry.at > expires_at:
+            raise InvalidError("the decision came when the review had expired")
         if (data["subject"], data["shown"]) != (review.data["subject"], review.data["shown"]):
             raise InvalidError("the decision was given for something else than what was asked")
-        people = {self._persons.person(account, entry.at) for account in decision.accounts}
+        people = {self._persons.person(account, entry) for account in decision.accounts}
         self._may_decide(review, entry, people)
         for other in review.decisions:
-            if not people.isdisjoint(self._persons.person(account, entry.at) for account in other.accounts):
+            if not people.isdisjoint(self._persons.person(account, entry) for account in other.accounts):
                 raise InvalidError(f"{data['person']} decided twice")
         review.decisions.append(decision)
 
     def _may_decide(self, review: Review, entry: Entry, people: set[str]) -> None:
-        own = {self._persons.person(account, entry.at) for account in review.excluded}
+        own = {self._persons.person(account, entry) for account in review.excluded}
         if review.data["four_eyes"] and not people.isdisjoint(own):
             raise InvalidError(f"{entry.data['person']} decided on a run of their own")
         reviewers = set(review.data.get("reviewers", []))
-        if reviewers and reviewers.isdisjoint({entry.actor, self._persons.person(entry.actor, entry.at)}):
+        if reviewers and reviewers.isdisjoint({entry.actor, self._persons.person(entry.actor, entry)}):
             raise InvalidError(f"{entry.data['person']} was not asked to decide")
 
     def _closed(self, review: Review, entry: Entry) -> None:
         state = entry.data["state"]
         if state == "approved":
-            approvers = review.approvers(self._persons, entry.at)
+            approvers = review.approvers(self._persons, entry)
             if len(approvers) < review.data["approvals"]:
                 raise InvalidError(f"{len(approvers)} of {review.data['approvals']} approvals are on record")
-            if any(not decision.approves for decision in review.decisions):
+            if review.is_rejected:
                 raise InvalidError("it was rejected")
         if state == "rejected" and all(decision.approves for decision in review.decisions):
             raise InvalidError("nobody rejected it")
@@ -235,9 +272,9 @@ class Reviews:
         review.state, review.closed = state, entry
 
     def _bypassed(self, review: Review, entry: Entry) -> None:
-        people = {self._persons.person(account, entry.at) for account in (entry.actor, entry.on_behalf_of) if account}
+        people = {self._persons.person(account, entry) for account in (entry.actor, entry.on_behalf_of) if account}
         allowed = "others" if review.rule is None else review.rule.bypass
-        own = {self._persons.person(account, entry.at) for account in review.excluded}
+        own = {self._persons.person(account, entry) for account in review.excluded}
         if allowed == "never" or (allowed == "others" and not people.isdisjoint(own)):
             raise InvalidError("the pool's rule does not let them break the glass")
         review.state, review.bypassed = "bypassed", entry
@@ -301,7 +338,8 @@ class Reviews:
         subject = output_entry(run, step, step.accepted)
         for gate in gates:
             for rule in self._chosen(pool, gate, step.round, step, step.worker):
-                self._passes(run, rule, (gate, step.round, step.position), subject.hash, entry)
+                place = (gate, step.round, step.position)
+                self._passes(run, rule, place, subject.hash, entry, attempt=step.accepted)
 
     def _chosen(self, pool: Pool, gate: str, round_number: int, step: Step | None, worker: str | None) -> list[Rule]:
         """The rules that a place has to pass."""
@@ -319,8 +357,16 @@ class Reviews:
                 found.append(rule)
         return found
 
-    def _passes(
-        self, run: Run, rule: Rule, place: Place, subject: str, entry: Entry, *, worker: str | None = None
+    def _passes(  # what passes what, each named
+        self,
+        run: Run,
+        rule: Rule,
+        place: Place,
+        subject: str,
+        entry: Entry,
+        *,
+        worker: str | None = None,
+        attempt: str | None = None,
     ) -> None:
         """Raises InvalidError unless the newest review of exactly this lets it through."""
         gate, number, position = place
@@ -329,13 +375,17 @@ class Reviews:
             review
             for review in self.all.values()
             if review.holds
+            and review.data["reason"] in _BY_RULE
             and review.place == place
+            and review.data.get("attempt") == attempt
             and (review.data["policy"], review.data["subject"]) == (rule.digest, subject)
             and _counts_for(review, run.execution, worker)
         ]
         if not about:
             raise InvalidError(f"{where} was passed without a review of what passed it")
         review = about[-1]
+        if review.state in ("approved", "bypassed", "expired") and any(_rejects(other, review) for other in about):
+            raise InvalidError(f"{where} was passed although somebody had rejected what passed it")
         if review.state == "bypassed" and review.bypassed is not None:
             person = review.bypassed.data["person"]
             self._findings.unproven(f"that anybody reviewed {where} of run {run.id} first: {person} broke the glass")
@@ -345,8 +395,44 @@ class Reviews:
             )
         elif review.state != "approved":
             raise InvalidError(f"{where} was passed although its review was {review.state}")
-        elif len(review.approvers(self._persons, entry.at)) < review.data["approvals"]:
+        elif len(review.approvers(self._persons, entry)) < review.data["approvals"]:
             raise InvalidError(f"{where} was passed with approvals that did not count any more")
+
+
+def _accounts(entry: Entry) -> set[str]:
+    """Who acted, and for whom, the engine itself left out."""
+    return {account for account in (entry.actor, entry.on_behalf_of) if account not in (None, ENGINE)}
+
+
+def _planners(run: Run) -> set[str]:
+    """Who planned a round by hand."""
+    return {account for planned in run.rounds.values() for account in _accounts(planned.entry)}
+
+
+def _escalates_to(before: Review, review: Review) -> bool:
+    """Whether a review expired so that the people of another one's level are asked."""
+    old, new = before.data, review.data
+    same = before.place == review.place and (old["policy"], old["subject"]) == (new["policy"], new["subject"])
+    follows = old.get("level", 0) + 1 == new.get("level", 0) and old.get("on_expiry") == "escalate"
+    in_time = not review.holds or old.get("execution") == new.get("execution")
+    return same and follows and in_time and before.state == "expired"
+
+
+def _expires_properly(review: Review) -> None:
+    """Raises InvalidError for an expiry that no rule could have set."""
+    expires_at, on_expiry = review.data.get("expires_at"), review.data.get("on_expiry")
+    if (expires_at is None) != (on_expiry is None):
+        raise InvalidError("it expires if and only if it says what follows")
+    if expires_at is not None and expires_at <= review.requested.at:
+        raise InvalidError("it had expired before it was asked for")
+
+
+def _rejects(earlier: Review, review: Review) -> bool:
+    """Whether a review was rejected that another one asks for again: same execution, same worker and tries."""
+    old, new = earlier.data, review.data
+    renewed = review.place[0] == "before" and old.get("basis") != new.get("basis")
+    executions = {old.get("execution"), new.get("execution")} - {None}
+    return earlier.is_rejected and not renewed and len(executions) <= 1
 
 
 def _goes_stale(review: Review, entry: Entry) -> bool:

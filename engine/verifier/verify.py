@@ -10,9 +10,9 @@ from engine.verifier.bundle import Bundle, read_bundle
 from engine.verifier.chains import Entry, read_chains
 from engine.verifier.contents import Contents, verify_contents
 from engine.verifier.displays import Displays
-from engine.verifier.families import verify_brackets, verify_families, verify_system
+from engine.verifier.families import verify_brackets, verify_families, verify_links, verify_system
 from engine.verifier.faults import Findings, InvalidError
-from engine.verifier.log import verify_log
+from engine.verifier.log import verify_log, verify_signed
 from engine.verifier.note import Verifier
 from engine.verifier.persons import Persons, read_persons
 from engine.verifier.pools import Pool, read_pool
@@ -49,7 +49,7 @@ def _verify(report: Report, data: bytes, trust: Sequence[Verifier], saved: bytes
         # What follows would only repeat in other words that a chain is broken.
         return
     log = report.log = verify_log(bundle, chains, trust, saved, findings)
-    contents = verify_contents(bundle, chains, findings)
+    contents = report.contents = verify_contents(bundle, chains, findings)
     _check_owners(contents, findings)
     system = chains.get(bundle.tenant, [])
     verify_system(bundle, system, log, findings)
@@ -58,6 +58,9 @@ def _verify(report: Report, data: bytes, trust: Sequence[Verifier], saved: bytes
     if not findings.faults:
         _replay(report, chains, contents, pools, read_persons(system, findings))
         verify_families(report.runs, findings)
+        decided = [run for run, found in report.reviews.items() if any(one.decisions for one in found.all.values())]
+        verify_links(bundle, chains, log, decided, findings)
+    verify_signed(bundle, log, findings)
 
 
 def _check_owners(contents: Contents, findings: Findings) -> None:

@@ -7,18 +7,27 @@ statement about these names, and the rendered bytes prove that the names tell th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from engine.verifier.canonical import parse
 from engine.verifier.chains import Entry
 from engine.verifier.contents import PROMPT_DOMAIN, Contents, artifact_id, commitment, derived_id
 from engine.verifier.entry_types import committed
 from engine.verifier.faults import Findings, InvalidError
+from engine.verifier.inert import make_inert
 from engine.verifier.pools import Pool
 from engine.verifier.records import ACCEPTED_STATES, Attempt, Round, Run, Step
 from engine.verifier.rendering import Manifest, TextMissingError, UnknownRendererError, messages, read_manifest, render
 
 MANIFEST = "prompt_manifest"
+# What a hostile bundle may cost: bytes of prompts rendered, and characters of texts that are made inert for them.
+RENDERED_BYTES_MAX: Final = 4 * 2**30
+INERT_CHARS_MAX: Final = 128 * 2**20
+_CACHE_CHARS_MAX: Final = 64 * 2**20
+
+
+class TooMuchError(Exception):
+    """The bundle has more text than prompts are rendered of."""
 
 
 class Visibility:
@@ -31,6 +40,9 @@ class Visibility:
         self._comments: dict[tuple[str, int, int | None], set[str]] = {}
         # The task of each child run as its parent's entries give it.
         self.child_tasks: dict[str, str] = {}
+        # The inert forms of texts, made once for all prompts that show them.
+        self._inert: dict[str, str] = {}
+        self._cached = self._made_inert = self._rendered = 0
 
     def comment(self, run: str, place: tuple[int, int | None], entry: Entry) -> None:
         """Remembers what reviewers wrote about a place."""
@@ -109,9 +121,13 @@ class Visibility:
             return
         self._names_its_steps(run, step, manifest)
         try:
-            rendered = messages(manifest, pool, self._text, self._remarks)
+            rendered = messages(manifest, pool, self._inert_text, self._remarks, is_inert=True)
         except TextMissingError:
             return
+        except TooMuchError:
+            self._findings.undecidable(f"the task of run {step.child}: there is too much text to render it again")
+            return
+        self._rendered += sum(len(content) for _, content in rendered)
         self.child_tasks[step.child] = "\n\n".join(content for _, content in rendered)
 
     def _manifest(self, name: str, whose: str) -> Manifest | None:
@@ -205,7 +221,11 @@ class Visibility:
 
     def _compare(self, attempt: Attempt, pool: Pool, manifest: Manifest, name: str) -> None:
         try:
-            rendered = render(manifest, pool, self._text, self._remarks)
+            rendered = render(manifest, pool, self._inert_text, self._remarks, is_inert=True)
+            self._rendered += len(rendered)
+        except TooMuchError:
+            self._findings.undecidable(f"the prompt of attempt {attempt.id}: there is too much text to render it again")
+            return
         except TextMissingError:
             self._findings.unproven(f"the exact prompt of attempt {attempt.id}: a text of it is not in the bundle")
             return
@@ -213,6 +233,23 @@ class Visibility:
         if commitment(salt, PROMPT_DOMAIN, attempt.id, rendered) != attempt.sent.data["prompt"]:
             raise InvalidError("the prompt, rendered again, is not the one that was committed to")
         attempt.rendered = True
+
+    def _inert_text(self, artifact: str) -> str:
+        """The text as prompts show it. Raises TextMissingError, and TooMuchError where the bundle's share is used."""
+        if self._rendered > RENDERED_BYTES_MAX:
+            raise TooMuchError("too much text")
+        known = self._inert.get(artifact)
+        if known is not None:
+            return known
+        text = self._text(artifact)
+        self._made_inert += len(text)
+        if self._made_inert > INERT_CHARS_MAX:
+            raise TooMuchError("too much text")
+        inert = make_inert(text)
+        if self._cached + len(inert) <= _CACHE_CHARS_MAX:
+            self._inert[artifact] = inert
+            self._cached += len(inert)
+        return inert
 
     def _text(self, artifact: str) -> str:
         content = self._contents.content(artifact)

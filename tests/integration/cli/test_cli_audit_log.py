@@ -77,7 +77,16 @@ def test_a_run_after_the_checkpoint_is_not_covered_until_the_next(home: PodiumHo
     assert home.podium("audit", "checkpoint").code == 0
     done = home.podium("audit", "verify", "--database")
     assert done.code == 0, done.out
-    assert "compared with a checkpoint from outside the database" in done.out
+    assert "keys: those of the signer here" in done.out
+    assert "compared with a checkpoint from outside the database, the signer's own memory" in done.out
+    assert "not proven: that nothing was cut off" in done.out
+    (home.folder / "kept.txt").write_bytes(home.podium("audit", "checkpoint").out_bytes)
+    done = home.podium("audit", "verify", "--database", "--checkpoint", "kept.txt")
+    assert "database, yours (--checkpoint): " in done.out
+    assert "nothing was cut off" not in done.out
+    (home.folder / "no.txt").write_text("not one\n")
+    done = home.podium("audit", "verify", "--database", "--checkpoint", "no.txt")
+    assert (done.code, "is not a checkpoint" in done.err) == (2, True)
 
 
 def test_a_rotated_key_is_introduced_by_the_old_one(home: PodiumHome) -> None:

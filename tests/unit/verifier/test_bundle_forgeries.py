@@ -409,12 +409,38 @@ def test_entries_behind_the_checkpoint_make_the_bundle_incomplete() -> None:
     assert (report.verdict, report.findings.unanchored) == ("incomplete", 1)
 
 
-def test_without_any_checkpoint_everything_is_unanchored() -> None:
+def test_without_any_checkpoint_anybody_can_have_written_it() -> None:
     record = Record()
     PaperRun(record).whole()
     report = verify_bundle(record.bundle(), TRUST)
-    assert (report.verdict, report.exit_code, report.findings.unanchored) == ("incomplete", 3, len(record.leaves))
+    assert (report.verdict, report.exit_code, report.findings.unanchored) == ("invalid", 1, len(record.leaves))
+    assert report.findings.faults == ["log: no signed checkpoint: anybody can have written this bundle"]
+    said = report.as_text()
+    assert said.startswith("INVALID\n")
+    assert "hint: export it again" in said
+    assert "not covered" not in said
     assert "no checkpoint" in faults_of(verify_bundle(record.bundle(), TRUST, RECORD.checkpoints[0][1]))
+
+
+def test_a_genuine_checkpoint_beside_a_forged_run_makes_nothing_of_it_signed() -> None:
+    """The system chain and the checkpoint are genuine and public; of the run they cover nothing."""
+    record = whole_record()
+    record.leaves = [leaf for leaf in record.leaves if leaf[0] != RUN]
+    record.checkpoints.clear()
+    record.sign()
+    report = verify_bundle(record.bundle([RUN]), TRUST)
+    assert (report.verdict, report.exit_code) == ("invalid", 1)
+    assert "no signed checkpoint covers any entry of its runs" in faults_of(report)
+
+
+def test_one_run_without_a_signature_beside_signed_ones_is_said_first() -> None:
+    record = whole_record()
+    PaperRun(record, run=TENANT.__class__(int=1)).whole()
+    report = verify_bundle(record.bundle(), TRUST)
+    assert (report.verdict, report.exit_code) == ("incomplete", 3)
+    assert report.as_text().startswith(f"UNSIGNED: nothing in run {TENANT.__class__(int=1)} was checked against a key")
+    assert "anybody can have written them" in report.as_text()
+    assert any("ever took place" in line for line in report.as_json()["not_proven"])
 
 
 def test_a_replaced_pool_is_noticed() -> None:

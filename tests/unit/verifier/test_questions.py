@@ -34,6 +34,16 @@ def test_who_saw_is_not_answered_where_it_is_not_known() -> None:
     assert [call["rendered_again"] for call in answer["calls"]] == [False]
 
 
+def test_people_may_have_read_what_no_model_was_shown_unless_the_pool_records_reads() -> None:
+    for policy, may in (("", True), ("{reads: recorded}", False)):
+        run = PaperRun(Record(), pool_of(policy) if policy else pool_of()).whole()
+        report = verified(run)
+        said = answer_text(who_saw(report, find_run(report, str(RUN)), "2"))
+        assert "no model, and no person on record" in said
+        assert ("people may have read or printed it all the same" in said) is may
+        assert "reads: recorded" in report.as_text()
+
+
 def test_people_who_read_an_output_are_named() -> None:
     run = PaperRun(Record()).whole()
     output = artifact_id(run.outputs[0][0], "output")

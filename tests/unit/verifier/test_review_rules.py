@@ -56,12 +56,16 @@ def test_the_rules_of_a_pool_have_the_digests_that_the_engine_gives_them() -> No
 def test_a_plan_that_two_people_approved_is_fine_and_the_auditor_finds_them() -> None:
     run = paper(PLAN_GATE)
     run.plan()
-    Reviewing(run, "plan", None).approve("bob", "eve")
+    review = Reviewing(run, "plan", None)
+    run.chain.add("review.opened", by="eve", review=str(review.id), person="eve", shown=review.shown)
+    review.approve("bob", "eve")
     finish(run, 0, 1, 2)
     report = fine(run)
     answer = who_approved(report, find_run(report, str(RUN)), "plan")
     assert [word["person"] for word in answer["reviews"][0]["decisions"]] == ["bob", "eve"]
-    assert "bob (account bob): approve, meaning checked" in answer_text(answer)
+    assert 'bob (account bob): approve, "I checked it.", entry' in answer_text(answer)
+    assert [word["had_it_displayed"] for word in answer["reviews"][0]["decisions"]] == [False, True]
+    assert answer_text(answer).count("no entry says that the review was displayed to this person before") == 1
     assert "reviewed by bob, eve" in report.as_text()
 
 
@@ -356,7 +360,7 @@ def test_glass_broken_by_somebody_who_may_not_is_found(rule: str, by: str) -> No
 def test_a_review_that_expired_into_an_approval_is_said() -> None:
     run = paper("{gate: plan, expires_s: 60, on_expiry: approve}")
     run.plan()
-    review = Reviewing(run, "plan", None, expires_at="2026-11-30T12:00:02.000000Z", on_expiry="approve")
+    review = Reviewing(run, "plan", None, expires_at="2026-11-30T12:00:04.000000Z", on_expiry="approve")
     review.close("expired")
     finish(run, 0, 1, 2)
     assert any("it expired and the rule let it pass" in line for line in fine(run).not_proven)

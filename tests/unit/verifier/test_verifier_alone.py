@@ -98,7 +98,13 @@ def test_the_command_says_invalid_and_answers_nothing(
 ) -> None:
     assert main([files["bundle"], "--trust", files["other"], "--who-saw", str(RUN), "0"]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("INVALID\n\n  log: log/checkpoint: no trusted key signed the note")
+    assert said.startswith(
+        "INVALID\n\n  log: log/checkpoint: no trusted key signed the note; it names as its signer key "
+    )
+    assert f"signer key {whole_record().verifier.key_id}\n" in said
+    assert "several --trust add up" in said
+    assert "0 runs" not in said
+    assert "not covered" not in said
     assert "Who was shown" not in said
 
 
@@ -115,6 +121,8 @@ def test_a_file_that_is_no_bundle_is_invalid(files: dict[str, str], tmp_path: Pa
         ["missing", "--trust", "trust"],
         ["bundle", "--trust", "bundle"],
         ["bundle", "--trust", "trust", "--checkpoint", "missing"],
+        ["bundle", "--trust", "trust", "--checkpoint", "trust"],
+        ["bundle", "--trust", "trust", "--checkpoint", "bundle"],
         ["bundle", "--trust", "trust", "--who-saw", "ffff", "0"],
         ["bundle", "--trust", "trust", "--who-approved", str(RUN), "9"],
     ],
@@ -127,7 +135,8 @@ def test_what_cannot_be_done_is_usage(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
+    assert said.err.splitlines()[1].startswith("hint: ")
+    assert said.err.count("\n") == 2
 
 
 def test_usage_is_an_exception_for_programs(files: dict[str, str]) -> None:

@@ -1,0 +1,12 @@
+"""Words of others for a terminal: names and codes come from the bundle, and must neither steer it nor forge a line."""
+
+from __future__ import annotations
+
+
+def one_line(text: str) -> str:
+    """The text with everything that is not printable (control characters, line ends, marks of direction) escaped."""
+    return text if text.isprintable() else "".join(map(_printable, text))
+
+
+def _printable(sign: str) -> str:
+    return sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii")
