@@ -143,7 +143,7 @@ def test_the_log_tells_what_happened_in_words(home: PodiumHome, run_id: str, bun
 @pytest.mark.parametrize(
     ("arguments", "code", "error"),
     [
-        (["export", "last", "-o", "missing/bundle.zip"], 2, "folder-missing"),
+        (["export", "last", "-o", "missing/bundle.zip"], 2, "file-unwritable"),
         (["export", "last", "-o", "b.zip", "--redact", "everything"], 2, "redaction-invalid"),
         (["export", "last", "-o", "b.zip", "--redact", "00000000-0000-7000-8000-000000000001"], 2, "redaction-unknown"),
         (["export", "0000000000", "-o", "b.zip"], 2, "run-unknown"),
