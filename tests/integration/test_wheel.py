@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.keystore.opening import open_keyring
 from engine.settings import TemporalSettings
 from engine.store.database import Database
 from engine.temporal_client import connect_temporal
@@ -102,13 +103,16 @@ def test_the_modules_are_those_of_the_wheel(installed: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 async def test_a_worker_of_the_wheel_runs_plans_in_the_default_sandbox_without_a_warning(
-    worker: WorkerChild, servers: TestServers, database: Database, provider: Provider, tmp_path: Path
+    worker: WorkerChild, servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
 ) -> None:
     """Every branch of the workflow: planning and repair, rounds, children, retries, holds, every kind of end."""
     client = await connect_temporal(TemporalSettings(servers.temporal_address))
+    # What it seals it can be asked for with its own keys.
+    database = Database(database_url, keys=open_keyring((tmp_path / "keys").as_uri()))
     stage = Stage(database, client, provider, tmp_path)
     for scene in (paused, waiting_for_an_operator, over_its_budget, *ENDED):
         await play(stage, scene)
+    await database.close()
     assert worker.code is None
     assert [word for word in COMPLAINTS if word in worker.said] == []
     assert await asyncio.to_thread(worker.end) == 0

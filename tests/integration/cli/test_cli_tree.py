@@ -183,7 +183,7 @@ def test_what_waits_below_is_said_with_the_command_that_answers_it(home: PodiumH
 def test_a_pause_from_above_is_named_by_the_run_that_is_paused(home: PodiumHome, provider: Provider) -> None:
     write_pool(home, provider)
     provider.script({"text": INNER}, model="planner")
-    provider.script({}, {"delay_first_s": 8}, model="quick")
+    provider.script({}, {"delay_first_s": 15}, model="quick")
     top = home.run("Split it.", "--detach", plan=SPLIT).out.strip()
     provider.wait_for(3, timeout_s=60)
     (child,) = home.podium("show", top, "--json").json["children"]
