@@ -212,7 +212,7 @@ def decision_object(kind: str, given: DecisionGiven) -> Json:
             "approved": decided.approvals,
             "approvals": decided.approvals_needed,
             "delivered": given.delivered,
-            "at": time_text(decided.at),
+            "at": time_text(decided.ordered.at),
             "state": decided.ordered.state,
             "reason": decided.ordered.reason,
         }

@@ -24,7 +24,7 @@ from engine.store.review_display import Display
 from engine.store.review_moves import give_up, let_go_on, send_back
 from engine.store.review_refusals import ReviewRows, refuse_decision
 from engine.store.review_requests import Asking, ask, close_review
-from engine.store.reviews import BOOK_QUERIES, Wanted, book_queries, review_book
+from engine.store.reviews import Wanted, book_queries, review_book
 from engine.store.run_writer import RunWriter
 
 DecisionKind = Literal["approve", "reject", "bypass"]
@@ -72,7 +72,6 @@ class Decided:
     review_state: str
     approvals: int
     approvals_needed: int
-    at: datetime | None
 
 
 async def decide(database: Database, order: Order, verdict: Verdict) -> Decided:
@@ -95,8 +94,7 @@ async def decide(database: Database, order: Order, verdict: Verdict) -> Decided:
             *book_queries(order.run_id),
             (_READ_NOW, ()),
         )
-        *book_rows, [clock] = rest[-BOOK_QUERIES - 1 :]
-        reviews, decisions, steps, attempts, checkpoint = rest[: -BOOK_QUERIES - 1]
+        reviews, decisions, steps, attempts, checkpoint, *book_rows, [clock] = rest
         book = review_book(book_rows)
         # Behind the lock on persons: whoever checks the entry finds exactly the links that were counted by.
         writer.now = clock["now"]
@@ -123,7 +121,7 @@ async def decide(database: Database, order: Order, verdict: Verdict) -> Decided:
 def _write(writer: RunWriter, rows: ReviewRows, order: Order, verdict: Verdict, checkpoint: int | None) -> None:
     """Adds the decision's row and entry; what it says and why are artifacts that the entry commits to."""
     review = rows.review
-    person = rows.book.persons.get(order.actor_id, order.actor_id)
+    person = rows.person_of(order.actor_id)
     assert verdict.shown is not None
     values = {
         "id": order.id,
@@ -230,7 +228,7 @@ def _result(
     run = writer.run
     ordered = Ordered(run["state"], run["reason"], at, changed=True)
     have = rows.approvals if approvals is None else approvals
-    return Decided(ordered, state, have, rows.review["approvals"], at)
+    return Decided(ordered, state, have, rows.review["approvals"])
 
 
 async def read_wanted(database: Database, review_id: UUID) -> Wanted:

@@ -23,7 +23,9 @@ from engine.store.database import Database
 from engine.store.ids import artifact_id
 
 MANIFEST_KIND: Final = "review_manifest"
-_READ_RELIED_ON = text("SELECT id FROM reviews WHERE run_id = :run_id AND state NOT IN ('stale', 'withdrawn')")
+_READ_RELIED_ON = text(
+    "SELECT id FROM reviews WHERE run_id = :run_id AND state NOT IN ('rejected', 'stale', 'withdrawn')"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from uuid import UUID, uuid4
 
 from engine.store import queries
 from engine.store.database import Database
-from engine.store.exchange import Connection
+from engine.store.exchange import Connection, Row
 from engine.store.gates import REVIEW_EXPIRED, GateRule
 from engine.store.review_decisions import LOCK_REVIEWS, wanted_of
 from engine.store.review_moves import give_up, let_go_on
 from engine.store.review_requests import Asking, ask, close_review, display_of
-from engine.store.reviews import BOOK_QUERIES, book_queries, review_book
+from engine.store.reviews import book_queries, review_book
 from engine.store.run_writer import lock_run
 
 _READ_DUE: Final = """
@@ -28,17 +28,17 @@ _READ_DUE: Final = """
 async def expire_reviews(database: Database) -> Sequence[UUID]:
     """Ends every review whose time is over; returns the runs that were changed, whose workflows are to be woken."""
     (due,) = await database.fetch((_READ_DUE, ()))
-    return [row["run_id"] for row in due if await _expire(database, row["run_id"], row["id"])]
+    return [row["run_id"] for row in due if await _expire(database, row)]
 
 
-async def _expire(database: Database, run_id: UUID, review_id: UUID) -> bool:
-    (found,) = await database.fetch(("SELECT * FROM reviews WHERE id = %s", (review_id,)))
+async def _expire(database: Database, due: Row) -> bool:
+    run_id, review_id = due["run_id"], due["id"]
     # For the case that others are asked now; what is displayed is read before the run is locked.
-    escalates = found[0]["on_expiry"] == "escalate"
-    display = await display_of(database, run_id, wanted_of(found[0]), uuid4()) if escalates else None
+    escalates = due["on_expiry"] == "escalate"
+    display = await display_of(database, run_id, wanted_of(due), uuid4()) if escalates else None
 
     async def work(connection: Connection) -> bool:
-        writer, (reviews, steps, *rest) = await lock_run(
+        writer, (reviews, steps, *book) = await lock_run(
             connection,
             run_id,
             (LOCK_REVIEWS, (run_id,)),
@@ -51,7 +51,7 @@ async def _expire(database: Database, run_id: UUID, review_id: UUID) -> bool:
         others = [row for row in reviews if row["state"] == "open" and row["id"] != review_id]
         close_review(writer, str(review_id), "expired")
         if escalates and display is not None:
-            ask(writer, review_book(rest[:BOOK_QUERIES]), Asking(wanted_of(review), display, review["level"] + 1))
+            ask(writer, review_book(book), Asking(wanted_of(review), display, review["level"] + 1))
         elif review["on_expiry"] == "approve":
             let_go_on(writer, review, steps, others)
         else:

@@ -13,7 +13,7 @@ from engine.store import queries
 from engine.store.exchange import Row
 from engine.store.gates import REVIEW
 from engine.store.run_writer import RunWriter
-from engine.store.states import RUN_LIVE, STEP_LIVE, StepState
+from engine.store.states import STEP_LIVE, StepState
 from engine.store.waiting import OPERATOR, PAUSED, waits_for
 
 _SEND_BACK: Final = """
@@ -54,7 +54,7 @@ def send_back(writer: RunWriter, review: Row, steps: Sequence[Row]) -> None:
 
 def give_up(writer: RunWriter, review: Row, steps: Sequence[Row], code: str, *, operator: bool) -> None:
     """Adds that what waited fails with this code, or (``operator``) that an operator has to say what becomes of it."""
-    moved = [step for step in waiting_steps(review, steps) if step["state"] in STEP_LIVE]
+    moved = waiting_steps(review, steps)
     for step in moved:
         writer.statement(queries.CLEAR_CANDIDATE, _place(writer, step))
     if operator and review["position"] is not None:
@@ -71,7 +71,7 @@ def _move(writer: RunWriter, steps: Sequence[Row], moved: Sequence[Row], state: 
     for step in moved:
         writer.set_step_state(step, state, reason)
     run = writer.run
-    if run["state"] not in RUN_LIVE or run["state"] != "waiting" or run["reason"] == PAUSED:
+    if run["state"] != "waiting" or run["reason"] == PAUSED:
         return
     places = {(step["round"], step["position"]) for step in moved}
     present = [

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from engine.errors import InputError, RefusedError
-from engine.ledger.reviews import Decision, ReviewRecord, counted_approvals
+from engine.ledger.reviews import Decision, ReviewRecord
 from engine.store.attempts import counted_attempts
 from engine.store.exchange import Row
 from engine.store.orders import Order, moment, refuse_cancelling
@@ -45,14 +45,11 @@ class ReviewRows:
     @property
     def approvals(self) -> int:
         """How many people's approvals count today, as a gate counts them: by whose account it is by now."""
-        return self._counted(self.record)
+        return self.book.approvals(self.record)
 
     def approvals_with(self, decision: Decision) -> int:
         """The same with one more decision."""
-        return self._counted(replace(self.record, decisions=[*self.record.decisions, decision]))
-
-    def _counted(self, record: ReviewRecord) -> int:
-        return len(counted_approvals(record, self.book.persons, self.book.authors))
+        return self.book.approvals(replace(self.record, decisions=[*self.record.decisions, decision]))
 
     @property
     def record(self) -> ReviewRecord:

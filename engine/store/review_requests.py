@@ -32,7 +32,7 @@ _INSERT: Final = """
          %(attempt_id)s, %(execution)s, %(subject)s, %(plan)s, %(policy)s, %(shown)s, %(rule)s, %(level)s,
          %(approvals)s, %(four_eyes)s, %(reviewers)s, %(excluded)s, %(bypass)s, %(expires_at)s, %(on_expiry)s, %(now)s)
 """
-CLOSE_REVIEW: Final = """
+_CLOSE: Final = """
     UPDATE reviews SET state = %(state)s, closed_at = %(now)s, sent_back = %(sent_back)s WHERE id = %(id)s
 """
 _READ_STEPS: Final = """
@@ -114,11 +114,11 @@ def close_unfit(writer: RunWriter, book: ReviewBook, gates: Gates, wanted: Wante
             record.state = "stale"
 
 
-def close_review(writer: RunWriter, review: str, state: str, *, sent_back: bool = False, **said: Any) -> None:
+def close_review(writer: RunWriter, review: str, state: str, *, sent_back: bool = False) -> None:
     """Adds the end of a review; ``moved`` says nothing, because steps that move have entries of their own."""
     values = {"state": state, "sent_back": sent_back, "now": writer.now, "id": UUID(review)}
-    writer.statement(CLOSE_REVIEW, values)
-    writer.entry("review.closed", review=review, state=state, sent_back=sent_back, moved=None, **said)
+    writer.statement(_CLOSE, values)
+    writer.entry("review.closed", review=review, state=state, sent_back=sent_back, moved=None)
 
 
 def ask(writer: RunWriter, book: ReviewBook, asking: Asking) -> None:

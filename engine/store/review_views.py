@@ -18,27 +18,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from engine.store.artifacts import read_contents
 from engine.store.database import Database
 from engine.store.lineage import FAMILY
+from engine.store.reviews import READ_AUTHORS, READ_ENTRIES, READ_PERSONS, review_book
 
-# An open review has the approvals that count today, by whose account it is by now; one that is closed never has more
-# than it asked for.
+# Approvals as they are on record, never more than were asked for; `_lines` counts again for a review that is open.
 _LINE: Final = """
     SELECT reviews.*, clock_timestamp() AS read_at,
-           CASE WHEN state = 'open' THEN (
-               SELECT count(DISTINCT person_of(reviews.tenant_id, given.actor_id)) FROM review_decisions AS given
-               WHERE given.review_id = reviews.id AND given.decision = 'approve' AND NOT (reviews.four_eyes AND EXISTS (
-                   SELECT FROM unnest(ARRAY[given.actor_id, given.on_behalf_of]) AS account
-                   WHERE person_of(reviews.tenant_id, account) IN (
-                       SELECT person_of(reviews.tenant_id, own.account) FROM (
-                           SELECT run_authors(reviews.run_id) UNION SELECT unnest(reviews.excluded)
-                       ) AS own (account)
-                   )
-               ))
-           ) ELSE least(approvals, (
+           least(approvals, (
                SELECT count(*) FROM review_decisions WHERE review_id = reviews.id AND decision = 'approve'
-           )) END AS approved,
+           )) AS approved,
            ARRAY(SELECT person FROM review_decisions WHERE review_id = reviews.id ORDER BY decided_at, id) AS decided_by
     FROM reviews
 """
+# What a review book is made of (`engine.store.reviews`), without the lock of a transaction that writes.
+_BOOK: Final = [text(sql.replace("%s", ":run_id")) for sql in (READ_ENTRIES, READ_AUTHORS, READ_PERSONS)]
 _LIST = text(
     f"{_LINE} WHERE tenant_id = :tenant_id AND (state = 'open' OR :all) ORDER BY requested_at, id LIMIT :limit"
 )
@@ -168,14 +160,14 @@ async def list_reviews(
     values = {"tenant_id": tenant_id, "all": all_states, "limit": limit}
 
     async def read(connection: AsyncConnection) -> tuple[ReviewLine, ...]:
-        return tuple(_line(row) for row in (await connection.execute(_LIST, values)).all())
+        return await _lines(connection, (await connection.execute(_LIST, values)).all())
 
     return await database.query(read)
 
 
 async def reviews_of_run(connection: AsyncConnection, run_id: UUID) -> tuple[ReviewLine, ...]:
     """All reviews of a run, in the order in which they were asked for."""
-    return tuple(_line(row) for row in (await connection.execute(_OF_RUN, {"run_id": run_id})).all())
+    return await _lines(connection, (await connection.execute(_OF_RUN, {"run_id": run_id})).all())
 
 
 async def find_reviews(database: Database, tenant_id: UUID, prefix: str) -> list[UUID]:
@@ -200,10 +192,10 @@ async def read_review(database: Database, review_id: UUID) -> ReviewSnapshot | N
 
 async def _read(connection: AsyncConnection, review_id: UUID) -> ReviewSnapshot | None:
     await connection.execution_options(isolation_level="REPEATABLE READ")
-    row = (await connection.execute(_ONE, {"id": review_id})).one_or_none()
-    if row is None:
+    lines = await _lines(connection, (await connection.execute(_ONE, {"id": review_id})).all())
+    if not lines:
         return None
-    line = _line(row)
+    (line,) = lines
     decisions = (await connection.execute(_DECISIONS, {"id": review_id})).all()
     openings = (await connection.execute(_OPENINGS, {"id": review_id})).all()
     entries = (await connection.execute(_COMMENTS, {"run_id": line.run_id, "id": str(review_id)})).all()
@@ -239,7 +231,21 @@ async def _read(connection: AsyncConnection, review_id: UUID) -> ReviewSnapshot 
     )
 
 
-def _line(row: Any) -> ReviewLine:
+async def _lines(connection: AsyncConnection, rows: Sequence[Any]) -> tuple[ReviewLine, ...]:
+    """Lines with the approvals that count today: the ledger is only read for open reviews that have any."""
+    partly = [row for row in rows if row.state == "open" and row.approved]
+    counted: dict[str, int] = {}
+    for run_id in {row.run_id for row in partly}:
+        entries, authors, persons = [
+            [dict(row) for row in (await connection.execute(query, {"run_id": run_id})).mappings()] for query in _BOOK
+        ]
+        book = review_book([entries, authors, (), persons])
+        counted |= {own: book.approvals(record) for own, record in book.records.items()}
+    approved = {row.id: min(counted.get(str(row.id), 0), row.approvals) for row in partly}
+    return tuple(_line(row, approved.get(row.id, row.approved)) for row in rows)
+
+
+def _line(row: Any, approved: int) -> ReviewLine:
     return ReviewLine(
         id=row.id,
         run_id=row.run_id,
@@ -250,7 +256,7 @@ def _line(row: Any) -> ReviewLine:
         reason=row.reason,
         holds=row.holds,
         level=row.level,
-        approved=row.approved,
+        approved=approved,
         approvals=row.approvals,
         decided_by=tuple(row.decided_by),
         four_eyes=row.four_eyes,

@@ -18,7 +18,7 @@ from engine.store.gates import GateRule
 from engine.store.orders import Order, lock_for_order
 from engine.store.review_display import Display
 from engine.store.review_requests import Asking, ask
-from engine.store.reviews import BOOK_QUERIES, ReviewBook, Wanted, book_queries, review_book
+from engine.store.reviews import Wanted, book_queries, review_book
 
 _READ_REVIEW: Final = "SELECT * FROM reviews WHERE run_id = %s AND id = %s"
 _READ_OPENINGS: Final = "SELECT person FROM review_openings WHERE review_id = %s"
@@ -90,7 +90,7 @@ async def request_after_the_fact(database: Database, order: Order, wanted: Wante
                 f"review {waiting[0]['id']} of the same is open",
                 hint=f"podium review show {waiting[0]['id']}",
             )
-        ask(writer, review_book(answers), Asking(wanted, display, excluded=frozenset()))
+        ask(writer, review_book(answers), Asking(wanted, display))
         await writer.commit()
 
     await database.write(work)
@@ -114,15 +114,14 @@ async def wanted_after_the_fact(
             f"step {step['position']} of run {run_id} has no accepted output: it is {step['state']}",
             hint=f"podium show {run_id}",
         )
-    book: ReviewBook = review_book(answers[:BOOK_QUERIES])
-    own = book.outputs.get(str(attempt)) or book.children.get((step["round"], step["position"])) or book.created
+    book = review_book(answers)
     return Wanted(
         gate="answer" if position is None else "after",
         round=step["round"],
         position=step["position"],
         rule=rule,
         reason="order",
-        subject=own,
+        subject=book.output_entry(step, attempt),
         plan=book.plans[step["round"]][1],
         execution=runs[0]["execution"],
         attempt_id=attempt,

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 from engine.errors import BugError
-from engine.ledger.reviews import ReviewRecord, lets_through, read_reviews
+from engine.ledger.reviews import ReviewRecord, counted_approvals, lets_through, read_reviews
 from engine.store import queries
 from engine.store.database import Database
 from engine.store.exchange import Params, Row
@@ -22,14 +22,14 @@ from engine.store.gates import REVIEW_EXPIRED, REVIEW_REJECTED, Draw, Gate, Gate
 from engine.store.states import STEP_HAS_OUTPUT
 
 # Entries that say what is reviewed, by whom, and whose the run is.
-_READ_ENTRIES: Final = """
+READ_ENTRIES: Final = """
     SELECT type, body FROM ledger_entries
     WHERE run_id = %s AND (type LIKE 'review.%' OR type IN
         ('run.created', 'plan.accepted', 'attempt.closed', 'child.ended', 'operator.answered', 'run.repinned'))
     ORDER BY seq
 """
-_READ_AUTHORS: Final = "SELECT run_authors(%s) AS account"
-_READ_PERSONS: Final = """
+READ_AUTHORS: Final = "SELECT run_authors(%s) AS account"
+READ_PERSONS: Final = """
     SELECT actor_id, person FROM persons WHERE tenant_id = (SELECT tenant_id FROM runs WHERE id = %s)
 """
 # Nobody is linked to a person before this transaction ends: what is counted by today's persons stays so. The same name
@@ -45,11 +45,11 @@ BOOK_QUERIES: Final = 4
 def book_queries(run_id: UUID) -> tuple[tuple[str, Params], ...]:
     """The queries whose answers make a ``ReviewBook``, to be read behind the run's lock."""
     return (
-        (_READ_ENTRIES, (run_id,)),
-        (_READ_AUTHORS, (run_id,)),
+        (READ_ENTRIES, (run_id,)),
+        (READ_AUTHORS, (run_id,)),
         (_KEEP_PERSONS, (run_id,)),
         # A statement of its own behind the lock: it sees what was committed while that waited.
-        (_READ_PERSONS, (run_id,)),
+        (READ_PERSONS, (run_id,)),
     )
 
 
@@ -71,6 +71,14 @@ class ReviewBook:
     def newest(self, wanted: Wanted) -> ReviewRecord | None:
         """The newest review on record of what is wanted."""
         return next((own for own in reversed(list(self.records.values())) if wanted.is_met_by(own)), None)
+
+    def output_entry(self, step: Row, attempt: UUID) -> str:
+        """The entry that an output came into this run with: its call, its child's end, or the fork that reuses it."""
+        return self.outputs.get(str(attempt)) or self.children.get((step["round"], step["position"])) or self.created
+
+    def approvals(self, record: ReviewRecord) -> int:
+        """How many people's approvals of a review count today, by whose account it is by now."""
+        return len(counted_approvals(record, self.persons, self.authors))
 
 
 def review_book(answers: Sequence[Sequence[Row]]) -> ReviewBook:
@@ -205,7 +213,8 @@ class GateCheck:
             return []
         wanted = []
         for gate in self.output_gates(step, is_last=is_last):
-            wanted += self._each(gate, step["round"], step, subject=self._output_entry(step, attempt), attempt=attempt)
+            entry = self.book.output_entry(step, attempt)
+            wanted += self._each(gate, step["round"], step, subject=entry, attempt=attempt)
         return wanted
 
     def output_gates(self, step: Row, *, is_last: bool) -> tuple[Gate, ...]:
@@ -218,7 +227,7 @@ class GateCheck:
         if self.run["depth"] != 0:
             return GateVerdict("passed")
         attempt = step["accepted_attempt_id"]
-        entry = self._output_entry(step, attempt)
+        entry = self.book.output_entry(step, attempt)
         return self.verdict(self._each("answer", step["round"], step, subject=entry, attempt=attempt))
 
     def wants_output_review(self, step: Row, *, is_last: bool) -> bool:
@@ -273,11 +282,6 @@ class GateCheck:
             raise BugError("ledger-incomplete", "the ledger does not hold the plan that is to be performed")
         return self.book.plans[round_number]
 
-    def _output_entry(self, step: Row, attempt: UUID) -> str:
-        """The entry that an output came into this run with: its call, its child's end, or the fork that reuses it."""
-        book = self.book
-        return book.outputs.get(str(attempt)) or book.children.get((step["round"], step["position"])) or book.created
-
     def verdict(self, wanted: Iterable[Wanted]) -> GateVerdict:
         """Whether reviews on record satisfy all that is wanted."""
         missing: list[Wanted] = []
@@ -313,15 +317,12 @@ def basis_of(step: Row) -> dict[str, Any]:
     return {key: step[key] for key in ("worker", "model", "attempts_base", "sent_back")}
 
 
-_READ_RUN: Final = "SELECT * FROM runs WHERE id = %s"
-
-
 async def missing_for_output(
     database: Database, run_id: UUID, round_number: int, position: int, gates: Gates
 ) -> tuple[Wanted, ...]:
     """The reviews of a step's output that nobody has been asked for yet, without writing anything."""
     *answers, runs, steps = await database.fetch(
-        *book_queries(run_id), (_READ_RUN, (run_id,)), (queries.READ_STEPS, (run_id, round_number))
+        *book_queries(run_id), (queries.READ_RUN, (run_id,)), (queries.READ_STEPS, (run_id, round_number))
     )
     check = GateCheck(runs[0], gates, review_book(answers), {})
     step = steps[position]
@@ -333,7 +334,7 @@ async def answer_verdict(
 ) -> GateVerdict:
     """Whether a run may end with the answer that it has, without writing anything; a run without one may not."""
     *answers, runs, steps = await database.fetch(
-        *book_queries(run_id), (_READ_RUN, (run_id,)), (queries.READ_ALL_STEPS, (run_id,))
+        *book_queries(run_id), (queries.READ_RUN, (run_id,)), (queries.READ_ALL_STEPS, (run_id,))
     )
     if not steps or steps[-1]["accepted_attempt_id"] is None:
         return GateVerdict("held")

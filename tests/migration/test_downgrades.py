@@ -121,6 +121,20 @@ def test_what_the_older_schema_cannot_express_keeps_the_newer_one(
     assert asyncio.run(record(database_url, live)).steps
 
 
+def test_a_refusal_on_the_way_down_leaves_the_oldest_schema_that_can_express_what_is_stored(
+    database_url: str, connection: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    _, live = asyncio.run(_two_runs(database_url))
+    connection.execute(ONLY_0002["forks"].encode())
+    with pytest.raises(RefusedError) as caught:
+        downgrade_schema(database_url, "0001")
+    assert caught.value.code == "downgrade-refused"
+    assert revision(database_url) == "0002"
+    assert upgrade_schema(database_url).applied == ["0003", "0004", "0005"]
+    require_current_schema(database_url)
+    assert asyncio.run(record(database_url, live)).steps
+
+
 def test_a_revision_that_does_not_exist_is_refused_with_those_that_do(database_url: str) -> None:
     with pytest.raises(InputError) as caught:
         downgrade_schema(database_url, "0000")

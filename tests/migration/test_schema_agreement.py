@@ -54,12 +54,21 @@ def test_what_models_cannot_say_is_there(database_url: str) -> None:
     heads = {f"ledger_heads.{name}" for name in ("genesis", "forward", "keep")}
     always = append_only | heads | {"ledger_entries.enqueue", "log_checkpoints.size"}
     moves = {f"{table}.legal_transition" for table in ("runs", "steps", "attempts")}
-    assert set(found["triggers"]) >= always | moves
+    reviews = {
+        f"{table}.{name}"
+        for table in ("persons", "reviews", "review_decisions", "review_openings", "sampling_salts")
+        for name in ("keep_rows", "keep_table")
+    } | {"reviews.check_change", "review_decisions.check_decision"}
+    always |= reviews
+    assert set(found["triggers"]) == always | moves
     for name in always:
         # Also in a session that says it is a replica.
         assert found["triggers"][name].endswith("enabled A"), name
     functions = {name.partition("(")[0]: text for name, text in found["functions"].items()}
-    assert set(functions) >= {"check_transition", "ledger_append", "log_extend", "ledger_enqueue", "ledger_refuse"}
+    assert set(functions) == {
+        *("check_transition", "ledger_append", "log_extend", "ledger_enqueue", "ledger_refuse", "log_check_size"),
+        *("check_review_change", "check_review_decision", "refuse_review_change", "person_of", "run_authors"),
+    }
     for name in ("ledger_append", "log_extend"):
         assert "definer true" in functions[name]
         assert "search_path=pg_catalog, public, pg_temp" in functions[name]

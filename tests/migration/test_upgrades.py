@@ -100,6 +100,7 @@ def test_five_processes_upgrade_an_empty_database_at_the_same_moment(
     require_current_schema(empty_database_url)
 
 
+@pytest.mark.slow
 def test_five_processes_upgrade_a_database_that_is_a_version_behind(
     database_url: str, with_next_migration: MakeNext
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(database_url: str, with_ne
     assert revision(database_url) == HEAD
 
 
+@pytest.mark.slow
 def test_a_blocked_migration_gives_up_names_the_blocker_and_keeps_nobody_waiting(
     database_url: str, with_next_migration: MakeNext
 ) -> None:

@@ -141,8 +141,9 @@ async def test_runs_in_flight_go_on_under_the_next_version_and_nothing_is_paid_t
     for name, run_id in runs.items():
         run = await ended(site.database, run_id)
         assert run.state == "succeeded", (name, run.reason)
-        # They went on as they had begun, by the old path of the new version's workflow.
-        assert await _markers(site, run_id) == 0
+        # They went on as they had begun, by the old path of the new version's workflow. One that still asked for a plan
+        # had not come to what changed: its answer may find either version.
+        assert await _markers(site, run_id) in ((0, 1) if name == "planning again" else (0,)), name
     await site.check_each_call_was_made_once(*runs.values())
     fresh = await site.start("plain", "plain")
     assert (await ended(site.database, fresh)).state == "succeeded"

@@ -181,7 +181,8 @@ async def test_a_resume_while_temporal_is_away_is_started_by_the_reconciler(
     run_id = await failed_in_third(process, provider, tmp_path)
     started = await resume(process, run_id, connect=temporal_is_away)
     assert not started
-    assert (await run_of(process.database, run_id)).state == "created"
+    waiting = await run_of(process.database, run_id)
+    assert (waiting.execution, waiting.state) == (2, "created")
     assert await reconcile(process.database, process.client) == 1
     assert (await ended(process.database, run_id)).state == "succeeded"
 

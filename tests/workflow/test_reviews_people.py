@@ -14,7 +14,7 @@ from engine.operations.answers import retry_step
 from engine.operations.reviewing import decide_review, resolve_review, show_review
 from engine.service import TENANT
 from engine.store.persons import link_account, list_links
-from engine.store.review_views import review_stats
+from engine.store.review_views import list_reviews, review_stats
 from tests.support.orders import cancel, connecting, order, resume
 from tests.support.provider import Provider
 from tests.support.reviews import asked, decide_as, every_run_is_proven, reviewed_pool, reviews_of, submit_as
@@ -95,6 +95,24 @@ async def test_an_account_that_turns_out_to_be_the_submitters_does_not_count_any
     assert (again.id != review.id, provider.count) == (True, 0)
     assert [line.state for line in await reviews_of(process.database, run_id)] == ["stale", "open"]
     await decide_as(process, again.id, "bob")
+    assert (await ended(process.database, run_id, timeout_s=10)).state == "succeeded"
+
+
+async def test_a_list_counts_approvals_as_the_next_decision_does(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    """Two accounts that turn out to have been one person's count once, also where one of them was acted for."""
+    run_id = await submit_as(process, reviewed_pool(tmp_path, provider, {"gate": "answer", "approvals": 3}), ONE)
+    (review,) = await asked(process.database, run_id)
+    await decide_as(process, review.id, "pia")
+    await decide_as(process, review.id, "quinn", on_behalf_of="pia-2")
+    assert [line.approved for line in await list_reviews(process.database, TENANT) if line.id == review.id] == [2]
+    await link_account(process.database, TENANT, "pia-2", "pia", actor_id="admin")
+    assert [line.approved for line in await list_reviews(process.database, TENANT) if line.id == review.id] == [1]
+    for who, approvals, state in (("rosa", 2, "open"), ("stan", 3, "approved")):
+        decided = (await decide_as(process, review.id, who)).decided
+        assert (decided.approvals, decided.review_state) == (approvals, state)
+        assert (await show_review(process.database, review.id, "rosa", None)).snapshot.line.approved == approvals
     assert (await ended(process.database, run_id, timeout_s=10)).state == "succeeded"
 
 
@@ -257,7 +275,8 @@ async def test_an_approval_that_meets_a_cancel_counted_or_was_refused(
     """G3-11: who approves while the run ends is told whether it counted."""
     pool = reviewed_pool(tmp_path, provider, ANSWER)
     seen = set()
-    for number in range(12):
+    # At first one is clearly before the other, then they meet.
+    for approve_s, cancel_s in [(0.0, 0.5), (0.5, 0.0), *((0.002 * (number % 4), 0.004) for number in range(10))]:
         run_id = await submit_as(process, pool, ONE)
         (review,) = await asked(process.database, run_id)
 
@@ -265,8 +284,8 @@ async def test_an_approval_that_meets_a_cancel_counted_or_was_refused(
             await asyncio.sleep(delay_s)
             return await work
 
-        approve = late(decide_as(process, review.id, "bob"), 0.002 * (number % 4))
-        approved, _ = await asyncio.gather(approve, late(cancel(process, run_id), 0.004), return_exceptions=True)
+        approve = late(decide_as(process, review.id, "bob"), approve_s)
+        approved, _ = await asyncio.gather(approve, late(cancel(process, run_id), cancel_s), return_exceptions=True)
         run = await ended(process.database, run_id, timeout_s=10)
         (line,) = await reviews_of(process.database, run_id)
         counted = not isinstance(approved, BaseException)
@@ -278,7 +297,7 @@ async def test_an_approval_that_meets_a_cancel_counted_or_was_refused(
         assert (run.state == "succeeded") <= counted
         seen.add(counted)
         check_invariants(await record(process.database.url, run_id))
-    assert seen
+    assert seen == {True, False}
 
 
 async def test_a_resume_asks_again_before_it_spends_and_never_about_what_was_approved(

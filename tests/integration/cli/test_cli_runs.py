@@ -108,6 +108,7 @@ def test_a_plan_of_the_conductor_that_stays_invalid_fails_the_run_and_is_shown(h
     assert "\n    I would rather not.\n" in shown
 
 
+@pytest.mark.slow
 def test_a_failed_step_ends_with_1_and_show_says_what_the_provider_said(home: PodiumHome, provider: Provider):
     provider.script({"status": 401, "body": {"error": {"message": "no such key"}}}, model="quick", times=None)
     done = home.run("Fail.", plan=ONE)
@@ -122,6 +123,7 @@ def test_a_failed_step_ends_with_1_and_show_says_what_the_provider_said(home: Po
     assert (done.code, done.out) == (1, "")
 
 
+@pytest.mark.slow
 def test_a_planning_call_that_failed_says_its_code_once(home: PodiumHome, provider: Provider):
     provider.script({"status": 401}, model="planner", times=None)
     done = home.run("Fail.", env=KEY)
@@ -129,6 +131,7 @@ def test_a_planning_call_that_failed_says_its_code_once(home: PodiumHome, provid
     assert re.search(r"^error: run \S+ failed: auth-failed \(401\): the provider refuses", done.err, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_failed_call_names_the_address_and_the_key_variable(home: PodiumHome, provider: Provider):
     provider.script({"status": 401, "body": {}}, model="quick", times=None)
     done = home.run("Fail.", plan='model_id = ["keyed"]\nsubtasks = ["a"]\naccess_list = [[]]\n', env=KEY)
@@ -144,6 +147,7 @@ def test_a_failed_call_names_the_address_and_the_key_variable(home: PodiumHome, 
     assert "connection-failed: no connection to http://127.0.0.1:9/v1" in done.err
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_cut_is_noted(home: PodiumHome, provider: Provider):
     provider.script({"text": "It is", "finish_reason": "length", "usage": [7, 200]}, model="quick")
     run = home.run("Cut.", "--json", plan=ONE).valid_json("run")
@@ -152,6 +156,7 @@ def test_an_answer_that_was_cut_is_noted(home: PodiumHome, provider: Provider):
     assert f"step 0: {words}" in home.podium("show", run["id"]).out
 
 
+@pytest.mark.slow
 def test_detach_prints_the_id_and_watch_follows_to_the_same_end(home: PodiumHome):
     done = home.run("Later.", "--detach", plan=SLOW)
     assert done.code == 0, done.err
@@ -162,6 +167,7 @@ def test_detach_prints_the_id_and_watch_follows_to_the_same_end(home: PodiumHome
     assert "step 2 slow succeeded" in watched.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_detaches_and_the_run_goes_on(number: signal.Signals, home: PodiumHome, provider: Provider):
     (home.folder / "plan.txt").write_text(SLOW)
@@ -221,6 +227,7 @@ def test_list_shows_the_newest_first_and_by_state(home: PodiumHome):
     assert "Newer" in lines[1]
 
 
+@pytest.mark.slow
 def test_the_same_idempotency_key_gives_the_same_run_and_another_request_is_refused(
     home: PodiumHome, provider: Provider
 ):
@@ -236,6 +243,7 @@ def test_the_same_idempotency_key_gives_the_same_run_and_another_request_is_refu
     assert (other.code, other.error_code) == (1, "idempotency-conflict")
 
 
+@pytest.mark.slow
 def test_a_reference_must_name_one_run(home: PodiumHome):
     done = home.podium("show", "not-an-id!", "--json")
     assert (done.code, done.error_code) == (2, "run-id-invalid")
@@ -255,6 +263,7 @@ def test_every_example_plan_runs(name: str, home: PodiumHome, provider: Provider
     assert done.valid_json("run")["state"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_a_template_runs_without_a_conductor_and_detached_json_is_the_run_so_far(home: PodiumHome, provider: Provider):
     done = home.run("Try it.", "--template", "planner-executor-verifier", "--detach", "--json", env=KEY)
     assert done.code == 0, done.err
@@ -289,6 +298,7 @@ def test_a_run_that_lost_its_key_waits_for_it_and_any_command_brings_it_back(hom
     assert provider.requests[-1]["headers"]["authorization"] == "Bearer sk-stand-in"
 
 
+@pytest.mark.slow
 def test_doctor_and_upgrade_find_the_embedded_servers_healthy(home: PodiumHome):
     done = home.podium("doctor", "--json")
     found = done.valid_json("doctor")

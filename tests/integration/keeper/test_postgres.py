@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,7 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from engine.errors import BugError, UnavailableError
 from engine.keeper.cluster import SUPERUSER, find_programs
-from engine.keeper.home import Home, HomeLock, lock_home, open_home
+from engine.keeper.home import Home
 from engine.keeper.postgres import PostgresServer
 from engine.keeper.process import find_leftovers
 from engine.store.roles import MIGRATOR, OWNER
@@ -37,6 +36,9 @@ from tests.support.processes import (
     python_for_other,
     until,
 )
+
+# Each of them starts servers of its own.
+pytestmark = pytest.mark.slow
 
 # What a server's own children need to notice that their postmaster is gone.
 GONE_WITHIN_S = 3.0
@@ -62,27 +64,6 @@ def one(url: str, query: str) -> object:
         row = connection.execute(query.encode()).fetchone()
     assert row is not None
     return row[0]
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return open_home(tmp_path / "home")
-
-
-@pytest.fixture
-def lock(home: Home) -> HomeLock:
-    lock = lock_home(home)
-    assert lock is not None
-    return lock
-
-
-@pytest.fixture
-async def server(home: Home, lock: HomeLock) -> AsyncIterator[PostgresServer]:
-    server = PostgresServer(home)
-    yield server
-    await server.stop(fast_s=0.0)
-    lock.release()
-    assert find_leftovers(home.root, frozenset({"postgres"})) == []
 
 
 async def test_the_application_connects_as_a_role_without_powers(server: PostgresServer) -> None:

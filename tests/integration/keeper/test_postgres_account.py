@@ -76,7 +76,10 @@ def usable() -> bool:
     return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
-pytestmark = pytest.mark.skipif(not usable(), reason="only a root that can mount can build the cage")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not usable(), reason="only a root that can mount can build the cage"),
+]
 
 
 @pytest.fixture

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from engine.keeper import cluster as module
 from engine.keeper.cluster import MIGRATOR_PASSWORD, ROLE, Cluster
-from engine.keeper.home import Home, HomeLock, lock_home, open_home
 from engine.keeper.postgres import PostgresServer
 from engine.keeper.process import Program, run_to_end
 from engine.store.database import Database
@@ -21,32 +18,15 @@ from tests.integration.store.test_log import check_log, runs_on_record
 from tests.support.processes import kill_hard
 from tests.support.stored import check_invariants, plain_url, record, rows, stored_run
 
+# Each of them starts servers of its own.
+pytestmark = pytest.mark.slow
+
 # Undoes what the set-up does today, so that the cluster is one of the version before.
 _BEFORE = (
     f"REASSIGN OWNED BY {OWNER} TO {ROLE};",
     f"DROP OWNED BY {', '.join((MIGRATOR, OWNER, *GROUPS))};",
     f"DROP ROLE {', '.join((MIGRATOR, OWNER, *GROUPS))};",
 )
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return open_home(tmp_path / "home")
-
-
-@pytest.fixture
-def lock(home: Home) -> HomeLock:
-    lock = lock_home(home)
-    assert lock is not None
-    return lock
-
-
-@pytest.fixture
-async def server(home: Home, lock: HomeLock) -> AsyncIterator[PostgresServer]:
-    server = PostgresServer(home)
-    yield server
-    await server.stop(fast_s=0.0)
-    lock.release()
 
 
 async def as_superuser(cluster: Cluster, *statements: str) -> str:
@@ -115,7 +95,6 @@ async def test_a_home_made_before_gets_its_roles_and_keeps_its_runs(server: Post
     assert cluster.migrator_password() == password
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("after", range(0, 9, 2))
 async def test_killed_in_the_middle_it_is_done_again_and_ends_the_same(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, after: int

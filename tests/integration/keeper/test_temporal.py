@@ -26,6 +26,9 @@ from engine.keeper.process import find_leftovers
 from engine.keeper.temporal import RETENTION, TemporalServer, find_program
 from tests.support.processes import IS_ROOT, Holder, environment, is_dead, kill_hard, until
 
+# Each of them starts servers of its own.
+pytestmark = pytest.mark.slow
+
 GONE_WITHIN_S = 2.0
 
 

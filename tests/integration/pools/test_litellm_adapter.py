@@ -342,6 +342,7 @@ def test_pool_check_refuses_a_model_without_a_provider():
     assert [(one.level, one.code) for one in found] == [("error", "model-unknown"), ("warning", "fallbacks-missing")]
 
 
+@pytest.mark.slow
 def test_the_import_fetches_nothing_and_prints_nothing():
     # A process of its own, because this one has imported litellm already. Any connection would fail the audit hook.
     program = (

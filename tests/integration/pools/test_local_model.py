@@ -51,6 +51,7 @@ async def adapter():
     await made.aclose()
 
 
+@pytest.mark.slow
 async def test_a_worker_of_the_local_pool_answers(server, adapter):
     worker = load_pool("local").worker("writer")
     call = ModelCall(worker, [Message("user", QUESTIONS[0])], "a", api_key=server.api_key, base_url=server.base_url)
@@ -108,6 +109,7 @@ def test_neither_the_key_nor_the_prompt_stands_in_the_process_list(server):
     assert server.api_key not in repr(process.environ())
 
 
+@pytest.mark.slow
 def test_the_server_dies_when_its_parent_is_killed():
     program = (
         "import asyncio, sys\n"

@@ -355,6 +355,7 @@ async def test_a_run_whose_cancel_is_under_way_gets_no_budget(database: Database
     assert (await refusal(database, run_id, calls=5)).code == "run-cancelling"
 
 
+@pytest.mark.slow
 async def test_a_raise_in_the_instant_in_which_the_run_ends_counts_or_is_told_that_it_does_not(
     database: Database, tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -44,13 +43,6 @@ from tests.support.stored import (
 
 WORD = "kanarie-of-the-sealed-texts"
 TENANT = UUID(DEFAULT_TENANT)
-
-
-@pytest.fixture
-async def sealed(own_database_url: str, tmp_path: Path) -> AsyncIterator[Database]:
-    opened = sealed_database(own_database_url, tmp_path / "keys")
-    yield opened
-    await opened.close()
 
 
 async def test_nothing_of_a_text_is_in_the_database(sealed: Database) -> None:

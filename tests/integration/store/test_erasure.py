@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,6 @@ from tests.support.sealed import BASIS, failed_run, finished_run, order_for, sea
 from tests.support.stored import answered, check_invariants, dump, new_run, opening, record, rows, stored_run
 
 WORD = "kanarie-that-shall-be-forgotten"
-
-
-@pytest.fixture
-async def sealed(own_database_url: str, tmp_path: Path) -> AsyncIterator[Database]:
-    opened = sealed_database(own_database_url, tmp_path / "keys")
-    yield opened
-    await opened.close()
 
 
 async def state(database: Database, run_id: UUID) -> dict[tuple[str, Any], bool]:

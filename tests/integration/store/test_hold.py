@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -17,17 +15,10 @@ from engine.store.holds import Matter, list_holds, place_hold, release_hold
 from engine.store.persons import link_account
 from engine.store.retention import sweep
 from engine.store.tables import DEFAULT_TENANT
-from tests.support.sealed import finished_run, order_for, sealed_database
+from tests.support.sealed import finished_run, order_for
 from tests.support.stored import check_invariants, dump, execute, record, rows
 
 TENANT = UUID(DEFAULT_TENANT)
-
-
-@pytest.fixture
-async def sealed(own_database_url: str, tmp_path: Path) -> AsyncIterator[Database]:
-    opened = sealed_database(own_database_url, tmp_path / "keys")
-    yield opened
-    await opened.close()
 
 
 def matter(actor: str, reason: str = "Doe v. Acme, letter of counsel", name: str = "2026-0042") -> Matter:

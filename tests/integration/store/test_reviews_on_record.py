@@ -90,7 +90,7 @@ async def test_an_output_is_proposed_asked_about_approved_and_accepted_each_once
     order_id = uuid4()
     first = await approved(database, run_id, "bob", order_id)
     second = await decide(database, Order(run_id, "bob", id=order_id), await verdict_of(database, line.id))
-    assert (first.review_state, second.review_state, second.at) == ("approved", "approved", None)
+    assert (first.review_state, second.review_state, second.ordered.at) == ("approved", "approved", None)
     # Somebody who found it missing long ago asks for nothing, and takes nothing back.
     await request_reviews(database, run_id, ANSWER, late)
     assert [one.state for one in await lines(database, run_id)] == ["approved"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.command import podium, terminal_output
 
 POOL = """\
@@ -43,6 +45,7 @@ def test_missing_keys_are_warned_of_and_fail_only_when_asked(tmp_path: Path):
     assert done.err.count("ONE_KEY") == 1
 
 
+@pytest.mark.slow
 def test_a_key_that_is_there_is_never_shown(tmp_path: Path):
     (tmp_path / "pool.yaml").write_text(POOL)
     env = {"ONE_KEY": "sk-canary"}
@@ -81,6 +84,7 @@ def test_no_color_means_no_escape_codes(tmp_path: Path):
     assert "\x1b" in terminal_output("pool", "check", "local", home=tmp_path / "home", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_model_that_no_provider_has_is_refused(tmp_path: Path):
     worker = "{adapter: litellm, model: no-such-thing, name: odd, description: answers}"
     conductor = '{adapter: openai, base_url: "http://127.0.0.1:9/v1", model: any}'

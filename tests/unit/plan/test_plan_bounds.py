@@ -136,7 +136,7 @@ def test_a_megabyte_of_marks_round_a_plan_is_read_at_once(pattern):
 HUNGRY = dict.fromkeys(
     ["[", '"a", ', "é", "\n", " \n", "<think>", "- a: b\n", "0,", "subtasks = [“", "model_id = [0]\n", '{"a":1}'],
     (1 << 20) - 200,
-) | {"\x00": 200_000, "\\": 200_000}
+) | {"\x00": 200_000, "\\": 200_000, "\\n": 200_000}
 
 
 @pytest.mark.parametrize(("pattern", "size_bytes"), HUNGRY.items())
