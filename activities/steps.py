@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
@@ -37,6 +38,9 @@ from engine.store.ids import artifact_id
 from engine.store.inputs import PlanInputs, StepInputs, read_step_inputs, read_steps
 from worker_pools.pool import Pool, Worker
 from worker_pools.prices import worst_case_tokens, worst_case_usd
+
+# Longer than calls that end together are apart, and shorter than anybody waits for.
+REPORT_AFTER_S = 0.1
 
 
 class StepActivities:
@@ -100,7 +104,19 @@ class StepActivities:
                 await ask_about_output(context.database, place, gates)
         if ruling.verdict == "moved":
             return StepReceipt("moved", ruling.code, step=await step_spec(context, place, pool))
+        if ruling.told_again:
+            await let_others_report()
         return step_receipt(ruling)
+
+
+async def let_others_report() -> None:
+    """Waits a moment before reporting an output that unblocks nothing; it is on record, and a sibling will name it.
+
+    Each report costs Temporal a turn of the workflow, one after the other; at a join the one that counts would wait for
+    the turns of all others.
+    """
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(REPORT_AFTER_S)
 
 
 async def step_spec(context: ActivityContext, place: Place, pool: Pool) -> StepSpec:
@@ -189,4 +205,5 @@ def step_receipt(ruling: Ruling) -> StepReceipt:
         output_tokens=ruling.output_tokens,
         cost_usd=None if ruling.cost_usd is None else format(ruling.cost_usd, "f"),
         run_ended=ruling.run_ended,
+        left=None if ruling.left is None else list(ruling.left),
     )

@@ -228,6 +228,8 @@ class StepReceipt:
     run_ended: bool = False
     # With `moved`: where the step goes on.
     step: StepSpec | None = None
+    # With `succeeded`: the round's steps without an output, as the record said in the same transaction; None if unknown.
+    left: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,9 +231,14 @@ class RunWorkflow:
                     receipt = _receipt_of(tasks.pop(position))
                     self._freed += 1
                     if receipt.run_ended:
+                        # Reports that were to come a moment later, because this one says all that they say.
+                        await _finish(list(tasks.values()))
                         return _Ended("succeeded", settled=True)
                     if receipt.outcome == "succeeded":
                         done.add(position)
+                        if receipt.left is not None:
+                            # Others have ended as well, whose reports are still to come.
+                            done |= set(range(graph.size)).difference(receipt.left)
                     elif failure is None or (failure.code in _CONSEQUENCES and receipt.outcome != "held"):
                         # Nothing new starts; calls in flight are paid for, so they may finish and be kept.
                         self._giving_up = True

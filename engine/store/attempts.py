@@ -136,6 +136,9 @@ class Ruling:
     # Reviews that have to be asked for before anything can go on, and whether approvals still have to be checked.
     missing: tuple[Wanted, ...] = ()
     unchecked: bool = False
+    # With ``done`` by a Close: what is left of the round, and whether another step's report will tell it as well.
+    left: tuple[int, ...] | None = None
+    told_again: bool = False
 
 
 async def open_attempt(database: Database, opening: Opening) -> Ruling:

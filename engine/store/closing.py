@@ -152,7 +152,8 @@ def _close_step(  # noqa: PLR0911  # one return for each outcome
             writer.set_run_state("succeeded")
         else:
             show_waiting(writer, others)
-        return replace(ruling, verdict="done", run_ended=ends)
+        left = tuple(sorted(row["position"] for row in others))
+        return replace(ruling, verdict="done", run_ended=ends, left=left, told_again=unblocks_nothing(others))
     if result.state == "cancelled":
         writer.close_attempt(attempt, result, committed)
         return replace(ruling, verdict="cancelled")
@@ -173,6 +174,19 @@ def _close_step(  # noqa: PLR0911  # one return for each outcome
         return replace(ruling, verdict="held", code=OPERATOR)
     writer.close_attempt(attempt, result, committed, step=step, step_state="failed", step_reason=result.error_code)
     return ruling
+
+
+def unblocks_nothing(others: Sequence[Row]) -> bool:
+    """Whether nothing can begin now that could not before, while a call is under way whose end will say so.
+
+    ``others`` are the unfinished steps of the round but for the one that has just ended. One that waits may wait for
+    what this call had reserved.
+    """
+    left = {row["position"] for row in others}
+    blocked = all(
+        row["state"] == "running" or (row["state"] == "pending" and not left.isdisjoint(row["reads"])) for row in others
+    )
+    return blocked and any(row["state"] == "running" for row in others)
 
 
 def has_answer_gate(sight: ReviewSight | None) -> bool:

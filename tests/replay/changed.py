@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import timedelta
 
 from temporalio import workflow
@@ -98,3 +99,14 @@ class Renamed(RunWorkflow):
         self, request: RunRequest, step: StepSpec, dispatch: int, *, ends_run: bool, patient: bool
     ) -> StepReceipt:
         return await super()._call(request, step, dispatch + 1, ends_run=ends_run, patient=patient)
+
+
+@workflow.defn(name=contracts.WORKFLOW_TYPE)
+class Hurried(RunWorkflow):
+    """Reads the machine's clock, which a replay would read anew."""
+
+    @workflow.run
+    async def run(self, raw: RawValue) -> RunResult:
+        """See ``RunWorkflow``."""
+        time.time()
+        return await super().run(raw)

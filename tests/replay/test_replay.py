@@ -22,7 +22,7 @@ from temporalio.workflow import NondeterminismError
 from engine import contracts
 from engine.converter import DATA_CONVERTER
 from engine.workflow import RunWorkflow
-from tests.replay.changed import Added, AddedWithPatch, Removed, Renamed, Reordered
+from tests.replay.changed import Added, AddedWithPatch, Hurried, Removed, Renamed, Reordered
 from tests.replay.record import HISTORIES
 from tests.replay.scenes import ENDED, STANDING
 from worker_pools.process import workflow_runner
@@ -42,8 +42,9 @@ def history_of(file: Path) -> WorkflowHistory:
 
 
 async def replay(file: Path, workflow: type) -> Exception | None:
-    """Replays a history with the worker's own sandbox and converter; gives what stood in the way."""
-    replayer = Replayer(workflows=[workflow], data_converter=DATA_CONVERTER, workflow_runner=workflow_runner())
+    """Replays a history with the worker's own converter in a sandbox that watches; gives what stood in the way."""
+    runner = workflow_runner(watched=True)
+    replayer = Replayer(workflows=[workflow], data_converter=DATA_CONVERTER, workflow_runner=runner)
     return (await replayer.replay_workflow(history_of(file), raise_on_replay_failure=False)).replay_failure
 
 
@@ -77,6 +78,11 @@ CHANGES: dict[type, tuple[str, ...]] = {
 async def test_a_change_of_what_the_workflow_asks_for_is_found_out(change: type, name: str) -> None:
     for file in [file for file in FILES if file.stem == name]:
         assert isinstance(await replay(file, change), NondeterminismError)
+
+
+async def test_what_is_not_deterministic_is_refused() -> None:
+    for file in [file for file in FILES if file.stem == "finished-chain"]:
+        assert "bug-restricted-workflow-access-error" in str(await replay(file, Hurried))
 
 
 async def test_the_same_change_behind_a_patch_is_none() -> None:
