@@ -13,7 +13,7 @@ from activities.review_gates import may_review_output
 from engine.errors import BugError, InputError, RefusedError, UnavailableError
 from engine.operations.fork_edits import Fate, Fates, StepEdit, Why, edited_steps, fates, why
 from engine.operations.worst_case import Bound, PlannedCalls, bounds, candidates, total
-from engine.plan import Access, Plan, Step, plan_digest
+from engine.plan import Plan, Step, plan_digest
 from engine.service import (
     TENANT,
     InvalidPlanError,
@@ -58,7 +58,6 @@ class ProposedStep:
     position: int
     worker: str
     model: str
-    access: Access
     reads: tuple[int, ...]
     fate: Fate
     why: Why | None
@@ -234,7 +233,6 @@ def _proposal(
                 position=position,
                 worker=step.worker,
                 model=models.get(position, pool.worker(step.worker).model),
-                access=step.access,
                 reads=step.visible(),
                 fate=fate,
                 why=None

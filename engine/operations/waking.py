@@ -17,21 +17,12 @@ Connect = Callable[[], Awaitable["Client"]]
 TEMPORAL_AWAY = "temporal-unreachable"
 
 
-async def wake(database: Database, client: Client, run_id: UUID) -> bool:
+async def wake_when_connected(database: Database, connect: Connect, run_id: UUID) -> bool:
     """Wakes the workflows of a run and its live descendants (or cancels them, if that was ordered).
 
     Then clears ``runs.wake_requested_at``, unless a newer order set it again. False if Temporal is away: the order
     stands all the same, and the reconciler of any worker repeats the wake-up.
     """
-
-    async def connected() -> Client:
-        return client
-
-    return await wake_when_connected(database, connected, run_id)
-
-
-async def wake_when_connected(database: Database, connect: Connect, run_id: UUID) -> bool:
-    """Like `wake`; connects only now, and is False also if that fails."""
     # Imported here: Temporal's SDK takes half a second that commands which only read need not wait for.
     from activities.waking import deliver_orders  # noqa: PLC0415  # see above
 

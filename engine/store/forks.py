@@ -27,7 +27,7 @@ from engine.store.states import STEP_HAS_OUTPUT
 
 # The last round whose plan has steps: a later one may still be planned, or may have kept the answer.
 _READ_RUN = text("""
-    SELECT runs.id, runs.state, runs.pool_digest, pool_snapshots.document, plans.round, plans.form,
+    SELECT runs.id, runs.state, pool_snapshots.document, plans.round, plans.form,
            usd_limit, tokens_limit, calls_limit
     FROM runs
     JOIN pool_snapshots ON pool_snapshots.digest = runs.pool_digest
@@ -88,7 +88,6 @@ class ForkSource:
     round: int
     form: Form
     task: str
-    pool_digest: str
     pool_document: bytes
     steps: tuple[SourceStep, ...]
     limits: Limits = NO_LIMITS
@@ -160,7 +159,6 @@ async def _read(
         round=run["round"],
         form=run["form"],
         task=_text(contents, run_id, run_id, "task"),
-        pool_digest=run["pool_digest"],
         pool_document=bytes(run["document"]),
         steps=tuple(_step(step, run_id, contents) for step in steps),
         limits=Limits(usd(run["usd_limit"]), run["tokens_limit"], run["calls_limit"]),

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import temporalio.api.common.v1 as common
 import temporalio.api.enums.v1 as enums
@@ -31,9 +31,10 @@ from engine.store.database import Database
 from engine.store.processes import register_process, this_process
 from engine.store.snapshots import RunSnapshot, StepSnapshot, read_run
 from engine.temporal_client import connect_temporal
+from engine.workflow import RunWorkflow
 from tests.support.runs import make_pool
 from worker_pools.pool import Pool
-from worker_pools.process import WorkerOptions, WorkerProcess
+from worker_pools.process import WorkerOptions, WorkerProcess, workflow_runner
 from worker_pools.secrets import SecretStore
 
 QUEUE = "stand-in"
@@ -168,6 +169,31 @@ async def provider_reaches(provider: Any, count: int, *, timeout_s: float = 15.0
     while provider.count < count:
         assert time.monotonic() < end, f"{provider.count} of {count} requests after {timeout_s} s"
         await asyncio.sleep(0.02)
+
+
+async def interpreted(client: Client, reads: list[list[int]], perform_step: Callable[..., Any]) -> contracts.RunResult:
+    """The result of the real workflow for a plan with these access lists, whose steps are performed by a stand-in.
+
+    Only for what depends on moments that no record and no provider could be made to hit.
+    """
+    run_id, queue = str(uuid4()), f"by-hand-{uuid4().hex[:8]}"
+    plan = [contracts.StepSpec(position, seen, queue, 10.0) for position, seen in enumerate(reads)]
+    request = contracts.RunRequest(run_id, 1, steps=plan, queue=contracts.pool_queue(queue))
+    async with Worker(
+        client,
+        task_queue=request.queue,
+        workflows=[RunWorkflow],
+        activities=[perform_step],
+        workflow_runner=workflow_runner(watched=True),
+    ):
+        result: contracts.RunResult = await client.execute_workflow(
+            contracts.WORKFLOW_TYPE,
+            request,
+            id=contracts.workflow_id(run_id, 1),
+            task_queue=request.queue,
+            result_type=contracts.RunResult,
+        )
+        return result
 
 
 async def no_model() -> LocalEndpoint:

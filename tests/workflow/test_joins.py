@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from temporalio import activity
-from temporalio.worker import Worker
 
 from activities import steps
-from engine import contracts
-from engine.contracts import RunRequest, StepReceipt, StepRequest, StepSpec
+from engine.contracts import StepReceipt, StepRequest
 from engine.settings import TemporalSettings
 from engine.store.closing import unblocks_nothing
 from engine.temporal_client import connect_temporal
-from engine.workflow import RunWorkflow
 from tests.support.orders import cancel
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan
 from tests.support.servers import TestServers
 from tests.support.stored import check_invariants, record
-from tests.support.workflows import handle_of, history_events, pool_of, provider_reaches, run_of, until
-from worker_pools.process import WorkerProcess, workflow_runner
+from tests.support.workflows import handle_of, history_events, interpreted, pool_of, provider_reaches, run_of, until
+from worker_pools.process import WorkerProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -54,26 +51,10 @@ class LateReport:
 async def test_a_report_that_names_what_else_has_ended_is_enough_to_go_on(servers: TestServers) -> None:
     client = await connect_temporal(TemporalSettings(servers.temporal_address))
     late = LateReport()
-    run_id, queue = str(uuid4()), f"joins-{uuid4().hex[:8]}"
-    plan = [StepSpec(position, reads, queue, 10.0) for position, reads in enumerate([[], [], [0, 1]])]
-    request = RunRequest(run_id, 1, steps=plan, queue=contracts.pool_queue(queue))
-    async with Worker(
-        client,
-        task_queue=request.queue,
-        workflows=[RunWorkflow],
-        activities=[late.perform_step],
-        workflow_runner=workflow_runner(watched=True),
-    ):
-        async with asyncio.timeout(15):
-            result = await client.execute_workflow(
-                contracts.WORKFLOW_TYPE,
-                request,
-                id=contracts.workflow_id(run_id, 1),
-                task_queue=request.queue,
-                result_type=contracts.RunResult,
-            )
-        assert result.state == "succeeded"
-        assert late.reports == [1, 2, 0]
+    async with asyncio.timeout(15):
+        result = await interpreted(client, [[], [], [0, 1]], late.perform_step)
+    assert result.state == "succeeded"
+    assert late.reports == [1, 2, 0]
 
 
 def other(position: int, state: str, *reads: int) -> dict[str, object]:
@@ -105,7 +86,7 @@ async def test_a_report_is_put_off_only_where_another_one_will_say_the_same(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports that unblock nothing come much later than anything else here."""
-    monkeypatch.setattr(steps, "REPORT_AFTER_S", 30.0)
+    monkeypatch.setattr(steps, "REPORT_AFTER_S", 5.0)
 
 
 async def first_done(process: WorkerProcess, run_id: UUID) -> None:
@@ -123,21 +104,21 @@ async def test_the_reader_is_called_before_the_first_report_has_come(
     run = await ended(process.database, run_id)
     assert run.state == "succeeded"
     assert provider.count == 3
-    reported = [
-        event.activity_task_completed_event_attributes.scheduled_event_id
-        for event in await history_events(process.client, run_id)
-        if event.HasField("activity_task_completed_event_attributes")
-    ]
+    # The run has ended; its workflow ends when it has heard of everything that it asked for.
+    assert (await handle_of(process.client, run_id).result())["state"] == "succeeded"
+    events = await history_events(process.client, run_id)
     scheduled = {
         event.activity_task_scheduled_event_attributes.activity_id: event.event_id
-        for event in await history_events(process.client, run_id)
+        for event in events
         if event.HasField("activity_task_scheduled_event_attributes")
     }
-    assert scheduled["step-0-0-0"] not in reported
-    assert scheduled["step-0-1-0"] in reported
-    # What the run has is on record; the cancellation finds nothing to stop, and only ends the wait.
-    await handle_of(process.client, run_id).cancel()
-    assert (await handle_of(process.client, run_id).result())["state"] == "succeeded"
+    reported = {
+        event.activity_task_completed_event_attributes.scheduled_event_id: event.event_id
+        for event in events
+        if event.HasField("activity_task_completed_event_attributes")
+    }
+    at = {name: reported[event] for name, event in scheduled.items()}
+    assert at["step-0-1-0"] < scheduled["step-0-2-0"] < at["step-0-0-0"]
     check_invariants(await record(process.database.url, run_id))
 
 

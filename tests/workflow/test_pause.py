@@ -12,7 +12,7 @@ from activities.executions import reconcile
 from engine.contracts import child_run_id
 from engine.errors import RefusedError
 from engine.operations.pausing import pause_run, unpause_run
-from engine.operations.waking import wake
+from engine.operations.waking import wake_when_connected
 from engine.service import Submission, prepare
 from engine.settings import TemporalSettings
 from engine.store.database import Database
@@ -175,7 +175,7 @@ async def test_a_wake_up_reaches_all_live_descendants_and_no_newer_order_is_forg
     await until(lambda: shown_as_paused(process, runs[1]))
     for own in runs:
         await unpause_run(process.database, temporal_is_away, order(own))
-    assert await wake(process.database, process.client, run_id)
+    assert await wake_when_connected(process.database, connecting(process.client), run_id)
     for own in runs:
         assert (await ended(process.database, own, timeout_s=10)).state == "succeeded"
         assert (await record(process.database.url, own)).run["wake_requested_at"] is None
