@@ -9,6 +9,7 @@ from temporalio import activity
 
 from activities.context import ActivityContext
 from activities.guard import guarded
+from activities.queues import NO_WORKER, queue_of, why_unpolled
 from activities.review_gates import sight_of_run
 from engine.contracts import SettleReceipt, SettleRequest, WaitRequest
 from engine.store.settling import Settlement, note_waiting, settle_run
@@ -41,11 +42,10 @@ class BookkeepingActivities:
     @guarded
     async def note_waiting(self, request: WaitRequest) -> None:
         """Shows on the record what a step, or the planning, waits for."""
-        await note_waiting(
-            self._context.database,
-            UUID(request.run_id),
-            request.round,
-            request.position,
-            checked_code(request.code) or "bug-code",
-            execution=request.execution,
-        )
+        database, run_id = self._context.database, UUID(request.run_id)
+        code = checked_code(request.code) or "bug-code"
+        if code == NO_WORKER:
+            # The workflow only knows that nobody has taken it for a while.
+            queue = await queue_of(database, run_id, request.round, request.position)
+            code = await why_unpolled(database, activity.client(), queue)
+        await note_waiting(database, run_id, request.round, request.position, code, execution=request.execution)

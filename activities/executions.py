@@ -20,6 +20,7 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.queues import NO_WORKER, WORKERS_BUSY, queue_of, why_unpolled
 from activities.review_gates import may_review_output
 from activities.specs import planned_specs, step_specs
 from activities.waking import CANCELLED, deliver_orders, stop_rounds, stop_workflow, temporal_unreachable
@@ -38,7 +39,6 @@ from engine.store.tables import Plan, Run
 from worker_pools.pool import Pool, pool_from_document
 
 WORKFLOW_LOST = "workflow-lost"
-NO_WORKER = "no-worker"
 WORKFLOW_STUCK = "workflow-stuck"
 # A workflow task that fails this often in a row is not a worker that was restarted.
 STUCK_ATTEMPTS = 3
@@ -54,7 +54,7 @@ _LIVE_RUNS = text("""
         SELECT live_id, bool_or(paused_at IS NOT NULL) AS is_paused, bool_or(has_ended) AS is_orphan
         FROM chain GROUP BY live_id
     )
-    SELECT id, execution, execution_seen, round, cancel_requested_at IS NOT NULL AS is_cancelled,
+    SELECT id, execution, execution_seen, round, reason, cancel_requested_at IS NOT NULL AS is_cancelled,
            parent_run_id IS NOT NULL AS is_child, is_paused, is_orphan,
            extract(epoch FROM clock_timestamp() - coalesce(
                CASE WHEN execution > 1 AND execution_seen < execution THEN
@@ -76,6 +76,7 @@ class LiveRun:
     execution: int
     execution_seen: int
     round: int
+    reason: str | None
     is_cancelled: bool
     is_paused: bool
     age_s: float
@@ -229,13 +230,8 @@ async def _reconcile_run(database: Database, client: Client, run: LiveRun) -> bo
         if _is_stuck(description) or await _round_is_stuck(client, run):
             # No worker's code can go on with it (a bug, or a version that does not fit).
             await _note_waiting(database, run, WORKFLOW_STUCK)
-        elif (
-            not run.is_paused
-            and run.execution_seen < run.execution
-            and run.age_s > contracts.NO_WORKER_TIMEOUT.total_seconds()
-        ):
-            # The workflow's own queue is the pool's, and nobody polls it.
-            await _note_waiting(database, run, NO_WORKER)
+        elif not run.is_paused and _is_unpolled(run):
+            await _note_unpolled(database, client, run)
         return False
     never_began = status is None and run.execution_seen < run.execution
     if never_began and run.is_child and not (run.is_orphan or run.is_cancelled):
@@ -265,15 +261,35 @@ async def _round_is_stuck(client: Client, run: LiveRun) -> bool:
     return _is_stuck(await _describe(client, contracts.round_workflow_id(str(run.id), run.execution, run.round)))
 
 
+def _is_unpolled(run: LiveRun) -> bool:
+    """Whether nobody has taken anything of the run for a while, or had not when that was last looked at."""
+    if run.reason in {NO_WORKER, WORKERS_BUSY}:
+        return True
+    # Where the workflow's own queue is the pool's, it cannot say so itself.
+    return run.execution_seen < run.execution and run.age_s > contracts.NO_WORKER_TIMEOUT.total_seconds()
+
+
+async def _note_unpolled(database: Database, client: Client, run: LiveRun) -> None:
+    """Shows whether anybody works on the queue: workers come and go while a step lies in it."""
+    position = await _waiting_position(database, run)
+    queue = await queue_of(database, run.id, run.round, position)
+    code = await why_unpolled(database, client, queue)
+    if code != run.reason:
+        await note_waiting(database, run.id, run.round, position, code, execution=run.execution)
+
+
 async def _note_waiting(database: Database, run: LiveRun, code: str) -> None:
     """Shows on the record what keeps the run's workflow from going on."""
+    position = await _waiting_position(database, run)
+    await note_waiting(database, run.id, run.round, position, code, execution=run.execution)
+
+
+async def _waiting_position(database: Database, run: LiveRun) -> int | None:
     steps = await read_steps(database, run.id, run.round)
     live = [step for step in steps if step.state in STEP_LIVE]
     # A step that has not begun waits more visibly than one whose call may still be in flight.
     waits = min(live, key=lambda step: (step.state == "running", step.position), default=None)
-    await note_waiting(
-        database, run.id, run.round, None if waits is None else waits.position, code, execution=run.execution
-    )
+    return None if waits is None else waits.position
 
 
 async def _ordered_runs(database: Database) -> Sequence[UUID]:

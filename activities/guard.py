@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
+import typing
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from temporalio import activity
+from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from engine.converter import bug_code
@@ -22,6 +24,8 @@ UNAVAILABLE_PAUSE = timedelta(seconds=2)
 _ELSEWHERE = frozenset({"run-unknown", "step-unknown"})
 _ELSEWHERE_PAUSE = timedelta(seconds=0.5)
 _ELSEWHERE_TRIES_MAX = 60
+# The workflow asked for something that this code cannot read; see `guarded`.
+REQUEST_UNREADABLE: Final = "bug-request-unreadable"
 _log = logging.getLogger(__name__)
 
 
@@ -29,12 +33,17 @@ def guarded(function: Callable[Arguments, Awaitable[Result]]) -> Callable[Argume
     """Maps what an activity raises: a service that is away is tried again, anything unforeseen is fatal and loud.
 
     Without this Temporal would retry a bug for ever. The trace goes to the local log; its text may be confidential.
+    The request is read in here for the same reason: what the SDK cannot read it has tried again without end.
     """
+    hints = typing.get_type_hints(function)
+    name, requested = next(iter(hints.items()))
 
     @functools.wraps(function)
     async def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
-            return await function(*args, **kwargs)
+            # Without `activity.defn`, as tests may call it, there is nothing raw.
+            read: Any = [_read(one, requested) if isinstance(one, RawValue) else one for one in args]
+            return await function(*read, **kwargs)
         except ApplicationError:
             raise
         except UnavailableError as error:
@@ -57,4 +66,17 @@ def guarded(function: Callable[Arguments, Awaitable[Result]]) -> Callable[Argume
             code = bug_code(error)
             raise ApplicationError(code, type=code, non_retryable=True) from None
 
+    # What the SDK goes by when it hands the request over.
+    wrapper.__annotations__ = {name: RawValue, "return": hints["return"]}
     return wrapper
+
+
+def _read(raw: RawValue, requested: type) -> Any:
+    try:
+        request: Any = activity.payload_converter().from_payload(raw.payload, requested)
+    except Exception:  # noqa: BLE001  # whatever a converter may raise
+        request = None
+    if isinstance(request, requested):
+        return request
+    _log.error("%s: %s cannot be read", activity.info().workflow_id, requested.__name__)
+    raise ApplicationError(REQUEST_UNREADABLE, type=REQUEST_UNREADABLE, non_retryable=True)

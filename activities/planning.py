@@ -78,7 +78,7 @@ class PlanActivities:
         if verdict.kind == "failed":
             return PlanReceipt("failed", verdict.code)
         if verdict.kind == "held":
-            return PlanReceipt("held", REVIEW)
+            return PlanReceipt("held", verdict.code or REVIEW)
         return receipt
 
     async def _close(self, place: Place, attempt: UUID, pool: Pool, inputs: PlanInputs, end: CallEnd) -> Ruling:

@@ -24,6 +24,8 @@ from worker_pools.adapters.base import request_parameters
 from worker_pools.pool import Pool, Worker
 from worker_pools.pool.template import fill, sections
 
+# Which bytes a manifest stands for. What reviewers send back made new prompts possible (`sent_back` in the manifest; a
+# renderer that does not know it refuses it) and left the others as they were, but where a text forges one of its tags.
 RENDERER_VERSION = 1
 FINAL_NOTE = "Your answer is the answer to the whole task: write it so that it stands on its own."
 SENT_BACK_NOTE = (

@@ -228,7 +228,7 @@ class StepReceipt:
     run_ended: bool = False
     # With `moved`: where the step goes on.
     step: StepSpec | None = None
-    # With `succeeded`: the round's steps without an output, as the record said in the same transaction; None if unknown.
+    # With `succeeded`: the round's steps without an output, by the same transaction; None where it was not read.
     left: list[int] | None = None
 
 

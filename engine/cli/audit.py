@@ -330,6 +330,7 @@ def _said_words(said: SaidText) -> str:
 
 
 async def _timeline(settings: Settings, reference: str, *, below: bool) -> tuple[str, list[Told]]:
+    from engine.cli.reads import note_log_read
     from engine.cli.session import open_session
     from engine.evidence.record import read_timeline
     from engine.keeper.client import Needs
@@ -337,7 +338,10 @@ async def _timeline(settings: Settings, reference: str, *, below: bool) -> tuple
 
     async with open_session(settings, Needs()) as session:
         run_id = await resolve_run(session.database, reference)
-        return str(run_id), await read_timeline(session.database, run_id, below=below)
+        told = await read_timeline(session.database, run_id, below=below)
+        # What people wrote stands in it: whoever reads that is on record like any reader.
+        await note_log_read(session, told)
+        return str(run_id), told
 
 
 def _entry_object(told: Told) -> dict[str, Any]:

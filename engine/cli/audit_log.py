@@ -315,6 +315,10 @@ def _say_unproven(report: LogReport, *, own_key: bool, kept: bool) -> None:
             "not proven: that nothing was cut off or signed anew by whoever has the signer's key; compare it with a "
             "checkpoint that you kept elsewhere (--checkpoint)"
         )
+    terminal.out(
+        "not proven: that the stored texts are those that the entries commit to, nor which of them were erased; a "
+        "bundle shows both (`podium audit export`)"
+    )
     terminal.out("not proven: events that were never recorded, and whether what was recorded was true")
 
 

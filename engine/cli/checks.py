@@ -211,6 +211,7 @@ async def _database(session: Session) -> list[Check]:
         found.append(await asyncio.to_thread(_schema, session.services.database_url))
     found.append(append_only)
     found += await _log(session)
+    found.append(await _reviews(session))
     if skew_s > SKEW_MAX_S:
         found.append(Check("clock", "warn", f"{skew_s:.1f} s from the database's", "let both follow a time server"))
     else:
@@ -262,6 +263,8 @@ async def _log(session: Session) -> list[Check]:
         return await log.log_size(connection, TENANT), await log.latest_checkpoint(connection, TENANT)
 
     size, latest = await session.database.write(look)
+    if latest is not None and (forgotten := await asyncio.to_thread(_forgotten, session.settings.audit_dir)):
+        return [forgotten]
     if latest is not None:
         text = f"{size:,} entries, {latest.size:,} under the checkpoint of {latest.signed_at:%Y-%m-%d %H:%M} UTC"
         old = size > latest.size and datetime.now(UTC) - latest.signed_at > SIGNED_AGE_MAX
@@ -274,6 +277,46 @@ async def _log(session: Session) -> list[Check]:
         hint = "set PODIUM_AUDIT_DIR for the worker that shall sign it, to a folder outside of the database's backups"
         return [Check("log", "warn", f"{size:,} entries, and no checkpoint was ever signed", hint)]
     return [Check("log", "ok", f"{size:,} entries, no checkpoint yet")]
+
+
+def _forgotten(audit_dir: Path | None) -> Check | None:
+    """Whether the signer here has lost its memory of a log that has checkpoints; then it signs no more."""
+    from engine.service import TENANT
+    from engine.signing import AuditFolder
+
+    if audit_dir is None:
+        return None
+    try:
+        if AuditFolder(audit_dir).memory(TENANT) is not None:
+            return None
+    except PodiumError as error:
+        return Check("log", "fail", f"{error.code}: {error.message}", error.hint)
+    return Check(
+        "log",
+        "fail",
+        f"checkpoints of this log were signed, and {audit_dir} remembers none: nothing more is signed",
+        "restore that folder from a copy of it, or set PODIUM_AUDIT_DIR to the right one; if it is lost, "
+        "`podium audit verify --database --checkpoint FILE` with a checkpoint that was kept elsewhere, then "
+        "`podium audit checkpoint --after-restore`",
+    )
+
+
+async def _reviews(session: Session) -> Check:
+    """Whether the tables and the ledger say the same of the newest reviews, and of all that something waits for."""
+    from engine.service import TENANT
+    from engine.store.review_views import contradicted_reviews
+
+    found = await contradicted_reviews(session.database, TENANT, RUNS_LOOKED_AT)
+    if not found:
+        return Check("reviews", "ok", "the tables and the ledger say the same")
+    run, words = next(iter(found.items()))
+    more = "" if len(found) == 1 else f"; {len(found) - 1} more differ"
+    return Check(
+        "reviews",
+        "fail",
+        f"of run {run}, {words}{more}",
+        "somebody wrote past Podium: `podium audit verify --database` says all; what needs such a review waits",
+    )
 
 
 async def _temporal(session: Session, *, adopt: bool) -> Check:

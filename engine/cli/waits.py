@@ -27,11 +27,13 @@ UNITS: Final = {"budget-usd": "usd", "budget-tokens": "tokens", "budget-calls": 
 _WHAT: Final = {
     "operator": "waits for an operator",
     "review": "waits for a review",
+    "review-contradicted": "waits: the tables and the ledger say different things of its review",
     "budget-usd": "waits for the budget (dollars)",
     "budget-tokens": "waits for the budget (tokens)",
     "budget-calls": "waits for the budget (calls)",
     "secret-missing": "waits for its key",
     "no-worker": "waits for a worker process",
+    "workers-busy": "waits for its turn: every worker process of its queue is busy",
 }
 # With more steps than that the commands of each are not spelled out.
 STEPS_MAX: Final = 8
@@ -56,6 +58,8 @@ def hint_lines(run: RunSnapshot | RunProgress, paused: UUID | None = None) -> li
     answerable = [step.position for step in waiting if step.reason == OPERATOR][:STEPS_MAX]
     lines += [_answers(run.id, position, is_last=position == last) for position in answerable]
     lines += [_reviews(review.id) for review in _open(run)[:STEPS_MAX]]
+    if any(step.reason == "review-contradicted" for step in waiting) or run.reason == "review-contradicted":
+        lines.append(f"`podium audit verify --database` says what differs; `podium cancel {run.id}` ends the run")
     reasons = {str(step.reason) for step in waiting} | ({str(run.reason)} if run.state == "waiting" else set())
     lines += [
         f"`podium budget {run.id}` shows what is used, `podium budget {run.id} --{unit} N` sets a new limit"

@@ -94,12 +94,15 @@ def counted_approvals(review: ReviewRecord, persons: Mapping[str, str], authors:
     own = {person_of(account) for account in (*data["excluded"], *authors)} if data["four_eyes"] else set()
     reviewers = set(data["reviewers"])
     approved: set[str] = set()
+    # Whoever had a part in a decision that counts, also for somebody else, has none in another.
+    taken: set[str] = set()
     for decision in review.decisions:
         people = {person_of(account) for account in decision.accounts}
         fits = (decision.decision, decision.subject, decision.shown) == ("approve", data["subject"], data["shown"])
         asked = not reviewers or not reviewers.isdisjoint({decision.actor, person_of(decision.actor)})
-        if fits and asked and people.isdisjoint(own) and people.isdisjoint(approved):
+        if fits and asked and people.isdisjoint(own) and people.isdisjoint(taken):
             approved |= {person_of(decision.actor)}
+            taken |= people
     return approved
 
 

@@ -296,9 +296,10 @@ def review_ruling(
             writer.set_step_state(step, "failed", code)
         return Ruling("failed", code)
     if verdict.kind == "held":
+        code = verdict.code or REVIEW
         if step["state"] in STEP_LIVE and not verdict.unchecked:
-            writer.set_step_state(step, "waiting", REVIEW)
-        return Ruling("held", REVIEW, missing=verdict.missing, unchecked=verdict.unchecked)
+            writer.set_step_state(step, "waiting", code)
+        return Ruling("held", code, missing=verdict.missing, unchecked=verdict.unchecked)
     candidate = step["candidate_attempt_id"]
     if candidate is None:
         return None

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from engine.ledger.entry import GENESIS, entry_hash
 from engine.store.exchange import Row
+from engine.store.review_rows import ReviewFacts
 from engine.verifier.canonical import parse
 from engine.verifier.faults import InvalidError
 from engine.verifier.merkle import leaf_hash
@@ -31,6 +32,7 @@ class ChainChecker:
         self._state = "created"
         self._attempts: dict[str, str] = {}
         self._accepted: set[str] = set()
+        self._reviews = ReviewFacts()
         self._has_head = False
         self._leaf = -1
 
@@ -50,6 +52,7 @@ class ChainChecker:
             self._fault("entry-altered", f"{where} {error}")
         if isinstance(document, dict):
             self._check_document(where, row, document)
+            self._reviews.add(document)
         self._check_links(where, row, body, document)
         self._check_leaf(where, row, body)
         self._prev = entry_hash(body)
@@ -61,8 +64,8 @@ class ChainChecker:
             text = f"chain {self.run_id} has {self._seq} entries, and its head says {row['seq']} or another last one"
             self._fault("head-mismatch", text)
 
-    def finish(self, run: Row | None, attempts: Sequence[Row]) -> None:
-        """The rows of the run and its attempts; None for a chain that belongs to no run."""
+    def finish(self, run: Row | None, attempts: Sequence[Row], reviews: Sequence[Row]) -> None:
+        """The rows of the run, its attempts and its reviews; None for a chain that belongs to no run."""
         if not self._has_head:
             self._fault("head-missing", f"chain {self.run_id} has no head")
         if run is None:
@@ -73,6 +76,8 @@ class ChainChecker:
             self._fault("row-mismatch", f"run {self.run_id} belongs to another tenant than its entries say")
         if run["state"] != self._state:
             self._fault("row-mismatch", f"run {self.run_id} is {run['state']}, and its entries say {self._state}")
+        for review, words in self._reviews.differences(reviews).items():
+            self._fault("row-mismatch", f"review {review} of run {self.run_id} {words}")
         rows = {str(attempt["id"]): attempt for attempt in attempts}
         for attempt_id in self._attempts.keys() | rows.keys():
             attempt, said = rows.get(attempt_id), self._attempts.get(attempt_id)

@@ -74,13 +74,13 @@ async def close_step_attempt(database: Database, closing: Closing) -> Ruling:
         )
         step = only_row(owners)
         attempt = find_attempt(attempts, closing.attempt_id)
+        others = [row for row in unfinished if row["position"] != place.position]
         if already_closed(attempt, closing):
-            return _recorded(writer, step, attempt)
+            return _recorded(writer, step, attempt, others)
         if not holds_fence(step, attempt) or step["state"] not in STEP_LIVE:
             supersede(writer, attempt, closing)
             await writer.commit()
             return Ruling("superseded", "fence-lost")
-        others = [row for row in unfinished if row["position"] != place.position]
         is_reviewed = waits_for_review(writer, step, reviewed, closing.review)
         ruling = _close_step(writer, _Closed(step, attempt, attempts, others, is_reviewed), closing)
         await writer.commit()
@@ -152,8 +152,7 @@ def _close_step(  # noqa: PLR0911  # one return for each outcome
             writer.set_run_state("succeeded")
         else:
             show_waiting(writer, others)
-        left = tuple(sorted(row["position"] for row in others))
-        return replace(ruling, verdict="done", run_ended=ends, left=left, told_again=unblocks_nothing(others))
+        return _done(replace(ruling, run_ended=ends), others)
     if result.state == "cancelled":
         writer.close_attempt(attempt, result, committed)
         return replace(ruling, verdict="cancelled")
@@ -176,6 +175,12 @@ def _close_step(  # noqa: PLR0911  # one return for each outcome
     return ruling
 
 
+def _done(ruling: Ruling, others: Sequence[Row]) -> Ruling:
+    """That the output is accepted, and what is left of the round without it."""
+    left = tuple(sorted(row["position"] for row in others))
+    return replace(ruling, verdict="done", left=left, told_again=unblocks_nothing(others))
+
+
 def unblocks_nothing(others: Sequence[Row]) -> bool:
     """Whether nothing can begin now that could not before, while a call is under way whose end will say so.
 
@@ -195,11 +200,11 @@ def has_answer_gate(sight: ReviewSight | None) -> bool:
 
 
 def _recorded(  # noqa: PLR0911  # one return for each outcome
-    writer: RunWriter, step: dict[str, Any], attempt: dict[str, Any]
+    writer: RunWriter, step: dict[str, Any], attempt: dict[str, Any], others: Sequence[Row]
 ) -> Ruling:
     """The first result of a Close that was repeated because its COMMIT got no answer."""
     if attempt["accepted"]:
-        return replace(done_before(step, attempt), run_ended=writer.run["state"] == "succeeded")
+        return _done(replace(done_before(step, attempt), run_ended=writer.run["state"] == "succeeded"), others)
     if attempt["state"] == "superseded" or fence_of(attempt) != fence_held(step):
         return Ruling("superseded", "fence-lost")
     if step["worker"] != attempt["worker"]:

@@ -20,6 +20,9 @@ REVIEW_EXPIRED: Final = "review-expired"
 REVIEW_MISSING: Final = "review-missing"
 # What would have to be reviewed cannot be shown to anybody: a text of it is damaged or not stored any more.
 REVIEW_UNSHOWABLE: Final = "review-unshowable"
+# The ledger and the tables say different things of a review that something waits for: whoever made up one of them is
+# not believed, and nothing goes on before somebody has looked.
+REVIEW_CONTRADICTED: Final = "review-contradicted"
 _ALL = 100
 
 

@@ -19,6 +19,7 @@ from engine.store import log
 from engine.store.chain_check import ChainChecker
 from engine.store.database import Database
 from engine.store.exchange import Connection, Row, exchange
+from engine.store.review_rows import READ_ALL_ROWS
 from engine.store.row_stream import Rows, open_rows
 from engine.verifier import checkpoint as formats
 from engine.verifier.note import NoteError, Verifier, parse_key
@@ -127,17 +128,20 @@ class _Progress:
 
 
 async def _check_chains(connection: Connection, report: LogReport, tell: _Progress) -> None:
-    """Every chain with its head, the run's row and the attempts' rows, which all come in the order of chains."""
+    """Every chain with its head and the rows of the run, its attempts and reviews, which all come in that order."""
     async with AsyncExitStack() as stack:
         entries = await open_rows(stack, connection, _ENTRIES)
         heads = await open_rows(stack, connection, _HEADS)
         runs = await open_rows(stack, connection, _RUNS)
-        attempts = await open_rows(stack, connection, _ATTEMPTS)
+        beside = (
+            await open_rows(stack, connection, _ATTEMPTS),
+            await open_rows(stack, connection, READ_ALL_ROWS),
+        )
         chain: ChainChecker | None = None
         while True:
             row = await entries.next()
             if chain is not None and (row is None or row["run_id"] != chain.run_id):
-                await _finish(chain, report, heads, runs, attempts)
+                await _finish(chain, report, heads, runs, beside)
                 chain = None
             if row is None:
                 break
@@ -148,21 +152,26 @@ async def _check_chains(connection: Connection, report: LogReport, tell: _Progre
             report.entries += 1
             report.waiting += row["waiting"]
             tell.step()
-        await _finish(None, report, heads, runs, attempts)
+        await _finish(None, report, heads, runs, beside)
 
 
-async def _finish(chain: ChainChecker | None, report: LogReport, heads: Rows, runs: Rows, attempts: Rows) -> None:
-    """Compares a chain with what the other tables say of it; None is the end, behind the last chain."""
+async def _finish(
+    chain: ChainChecker | None, report: LogReport, heads: Rows, runs: Rows, beside: tuple[Rows, Rows]
+) -> None:
+    """Compares a chain with what the other tables say of it; None is the end, behind the last chain.
+
+    ``beside`` are the rows of attempts and of reviews.
+    """
     run_id = None if chain is None else chain.run_id
     (own_heads, lost_heads), (own_runs, lost_runs) = await heads.of_run(run_id), await runs.of_run(run_id)
-    own_attempts, _ = await attempts.of_run(run_id)
+    (own_attempts, _), (own_reviews, _) = [await rows.of_run(run_id) for rows in beside]
     lost = {row["run_id"] for row in lost_heads if row["seq"] > 0} | {row["run_id"] for row in lost_runs}
     for missing in sorted(lost):
         report.fault("chain-missing", f"chain {missing} has no entries any more")
     if chain is not None:
         for head in own_heads:
             chain.check_head(head)
-        chain.finish(own_runs[0] if own_runs else None, own_attempts)
+        chain.finish(own_runs[0] if own_runs else None, own_attempts, own_reviews)
 
 
 async def _tenants(connection: Connection, saved: Sequence[Saved]) -> list[UUID]:

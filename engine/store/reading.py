@@ -5,6 +5,7 @@ Must never hold what was read: the entry names artifacts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 from uuid import UUID
@@ -14,7 +15,7 @@ from engine.store.exchange import Connection
 from engine.store.ids import artifact_id
 from engine.store.run_writer import lock_run
 
-ReadCommand = Literal["output", "show", "watch"]
+ReadCommand = Literal["output", "show", "watch", "audit log"]
 
 # Outputs that steps have, whichever run made them.
 _READ_OUTPUTS: Final = """
@@ -31,13 +32,17 @@ _READ_SHOWN: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Who reads what of a run. With ``place`` (round and step) one output; else the answer, or for ``show`` all."""
+    """Who reads what of a run. With ``place`` (round and step) one output; else the answer, or for ``show`` all.
+
+    ``artifacts`` are the ids of what is read, for a command that has found them itself.
+    """
 
     run_id: UUID
     actor_id: str
     on_behalf_of: str | None
     command: ReadCommand
     place: tuple[int, int] | None = None
+    artifacts: Sequence[str] | None = None
 
 
 async def record_read(database: Database, reading: Reading) -> None:
@@ -61,6 +66,8 @@ async def record_read(database: Database, reading: Reading) -> None:
         read = [str(artifact_id(row["accepted_attempt_id"], "output")) for row in wanted]
         if reading.command == "show":
             read += [str(row["id"]) for row in shown]
+        if reading.artifacts is not None:
+            read = list(reading.artifacts)
         if read:
             writer.entry("artifact.read", command=reading.command, read=read)
             await writer.commit()

@@ -7,6 +7,7 @@ never decide about anything but what was displayed.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -218,6 +219,7 @@ def wanted_of(review: Row, *, reason: ReviewReason | None = None, holds: bool | 
         plan=bytes(review["plan"]).hex(),
         execution=review["execution"],
         attempt_id=review["attempt_id"],
+        basis=None if review["basis"] is None else json.loads(bytes(review["basis"])),
         holds=review["holds"] if holds is None else holds,
     )
 

@@ -91,6 +91,12 @@ def refuse_decision(rows: ReviewRows, order: Order, wish: Wish, now: datetime) -
     """Raises the first reason against a decision; returns if there is none."""
     review = rows.review
     own: UUID = review["id"]
+    if str(own) in rows.book.contradicted:
+        raise RefusedError(
+            "review-contradicted",
+            f"review {own} {rows.book.contradicted[str(own)]}: nobody can decide it",
+            hint="`podium audit verify --database` says what else differs; `podium cancel` ends the run",
+        )
     if review["state"] != "open":
         at = "" if review["closed_at"] is None else f" at {moment(review['closed_at'])}"
         raise RefusedError(

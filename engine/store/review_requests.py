@@ -6,6 +6,7 @@ nothing is asked for that has changed meanwhile. What is displayed is read befor
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,12 +26,14 @@ from engine.store.states import RUN_ENDED, STEP_HAS_OUTPUT
 
 _INSERT: Final = """
     INSERT INTO reviews
-        (id, tenant_id, run_id, seq, gate, round, position, holds, reason, attempt_id, execution, subject, plan, policy,
-         shown, rule, level, approvals, four_eyes, reviewers, excluded, bypass, expires_at, on_expiry, requested_at)
+        (id, tenant_id, run_id, seq, gate, round, position, holds, reason, attempt_id, basis, execution, subject, plan,
+         policy, shown, rule, level, approvals, four_eyes, reviewers, excluded, bypass, expires_at, on_expiry,
+         requested_at)
     VALUES
         (%(id)s, %(tenant_id)s, %(run_id)s, %(seq)s, %(gate)s, %(round)s, %(position)s, %(holds)s, %(reason)s,
-         %(attempt_id)s, %(execution)s, %(subject)s, %(plan)s, %(policy)s, %(shown)s, %(rule)s, %(level)s,
-         %(approvals)s, %(four_eyes)s, %(reviewers)s, %(excluded)s, %(bypass)s, %(expires_at)s, %(on_expiry)s, %(now)s)
+         %(attempt_id)s, %(basis)s, %(execution)s, %(subject)s, %(plan)s, %(policy)s, %(shown)s, %(rule)s,
+         %(level)s, %(approvals)s, %(four_eyes)s, %(reviewers)s, %(excluded)s, %(bypass)s, %(expires_at)s,
+         %(on_expiry)s, %(now)s)
 """
 _CLOSE: Final = """
     UPDATE reviews SET state = %(state)s, closed_at = %(now)s, sent_back = %(sent_back)s WHERE id = %(id)s
@@ -155,6 +158,7 @@ def ask(writer: RunWriter, book: ReviewBook, asking: Asking) -> None:
             "seq": writer.next_seq,
             "position": wanted.position,
             "attempt_id": wanted.attempt_id,
+            "basis": None if wanted.basis is None else json.dumps(dict(wanted.basis)).encode(),
             "rule": wanted.rule.document,
             "expires_at": expires_at,
             "now": writer.now,

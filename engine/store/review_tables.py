@@ -1,6 +1,7 @@
 """The tables of reviews: what was asked of people, who looked, who decided, and which accounts are one person.
 
-Rows are what lists and statistics read; what a gate believes is in the ledger. Texts (reasons, comments, meanings) are
+Rows are what lists and statistics read; a gate believes the ledger, and only where the rows, which have passed the
+triggers, say the same. Texts (reasons, comments, meanings) are
 artifacts.
 """
 
@@ -54,6 +55,8 @@ class Review(Base):
     reason: Mapped[str]
     # The output that is reviewed: the attempt that made it.
     attempt_id: Mapped[UUID | None]
+    # For `before`: what the step would be done with, as the entry says it (JSON); whoever asks others asks the same.
+    basis: Mapped[bytes | None]
     execution: Mapped[int]
     # What exactly is reviewed: hashes of entries, the rule's digest, and the commitment to what is displayed.
     subject: Mapped[bytes]
@@ -85,6 +88,7 @@ class Review(Base):
         CheckConstraint("(expires_at IS NULL) = (on_expiry IS NULL)", name="expiry"),
         CheckConstraint("(state = 'open') = (closed_at IS NULL)", name="closed"),
         CheckConstraint("(gate = 'plan') = (position IS NULL)", name="position"),
+        CheckConstraint("basis IS NULL OR gate = 'before'", name="basis"),
         CheckConstraint("approvals >= 1 AND level >= 0", name="approvals"),
         CheckConstraint(
             "octet_length(subject) = 32 AND octet_length(plan) = 32 AND octet_length(policy) = 32"

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from engine.store.artifacts import read_contents
 from engine.store.database import Database
 from engine.store.lineage import FAMILY
+from engine.store.review_rows import READ_ROWS, ReviewFacts
 from engine.store.reviews import READ_AUTHORS, READ_ENTRIES, READ_PERSONS, review_book
 
 # Approvals as they are on record, never more than were asked for; `_lines` counts again for a review that is open.
@@ -30,12 +31,24 @@ _LINE: Final = """
     FROM reviews
 """
 # What a review book is made of (`engine.store.reviews`), without the lock of a transaction that writes.
-_BOOK: Final = [text(sql.replace("%s", ":run_id")) for sql in (READ_ENTRIES, READ_AUTHORS, READ_PERSONS)]
+_BOOK: Final = [text(sql.replace("%s", ":run_id")) for sql in (READ_ENTRIES, READ_AUTHORS, READ_PERSONS, READ_ROWS)]
 _LIST = text(
     f"{_LINE} WHERE tenant_id = :tenant_id AND (state = 'open' OR :all) ORDER BY requested_at, id LIMIT :limit"
 )
 _OF_RUN = text(f"{_LINE} WHERE run_id = :run_id ORDER BY seq")
 _ONE = text(f"{_LINE} WHERE id = :id")
+# Runs with the newest reviews, and all that wait because the two differ.
+_LOOKED_AT = text("""
+    (SELECT run_id FROM reviews WHERE tenant_id = :tenant_id
+     GROUP BY run_id ORDER BY max(requested_at) DESC LIMIT :limit)
+    UNION
+    SELECT id FROM runs WHERE tenant_id = :tenant_id AND state = 'waiting' AND reason = 'review-contradicted'
+    ORDER BY run_id
+""")
+_FACTS: Final = [
+    text("SELECT body FROM ledger_entries WHERE run_id = :run_id AND type LIKE 'review.%' ORDER BY seq"),
+    text(READ_ROWS.replace("%s", ":run_id")),
+]
 _FIND = text(
     "SELECT id FROM reviews WHERE tenant_id = :tenant_id AND starts_with(id::text, :prefix) ORDER BY id LIMIT 2"
 )
@@ -179,6 +192,32 @@ async def find_reviews(database: Database, tenant_id: UUID, prefix: str) -> list
     return await database.query(read)
 
 
+async def contradicted_reviews(database: Database, tenant_id: UUID, runs_max: int) -> dict[UUID, str]:
+    """By run, of which review the tables say something else than the ledger, and what; one review of each run.
+
+    Looks at the runs with the newest reviews, at most so many, and at those that wait because of it.
+    """
+
+    async def read(connection: AsyncConnection) -> dict[UUID, str]:
+        # One moment for both sides.
+        await connection.execution_options(isolation_level="REPEATABLE READ")
+        found: dict[UUID, str] = {}
+        values = {"tenant_id": tenant_id, "limit": runs_max}
+        for run_id in (await connection.scalars(_LOOKED_AT, values)).all():
+            entries, stored = [
+                [dict(row) for row in (await connection.execute(query, {"run_id": run_id})).mappings()]
+                for query in _FACTS
+            ]
+            facts = ReviewFacts()
+            for entry in entries:
+                facts.add(json.loads(bytes(entry["body"])))
+            for review, words in facts.differences(stored).items():
+                found.setdefault(run_id, f"review {review} {words}")
+        return found
+
+    return await database.query(read)
+
+
 async def open_reviews(database: Database, run_id: UUID) -> list[UUID]:
     """The reviews of a run and of all runs below it that wait for somebody, from the top."""
     (rows,) = await database.fetch((_OPEN_BELOW, (run_id,)))
@@ -236,10 +275,10 @@ async def _lines(connection: AsyncConnection, rows: Sequence[Any]) -> tuple[Revi
     partly = [row for row in rows if row.state == "open" and row.approved]
     counted: dict[str, int] = {}
     for run_id in {row.run_id for row in partly}:
-        entries, authors, persons = [
+        entries, authors, persons, stored = [
             [dict(row) for row in (await connection.execute(query, {"run_id": run_id})).mappings()] for query in _BOOK
         ]
-        book = review_book([entries, authors, (), persons])
+        book = review_book([entries, authors, (), persons, stored])
         counted |= {own: book.approvals(record) for own, record in book.records.items()}
     approved = {row.id: min(counted.get(str(row.id), 0), row.approvals) for row in partly}
     return tuple(_line(row, approved.get(row.id, row.approved)) for row in rows)

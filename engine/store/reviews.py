@@ -18,7 +18,17 @@ from engine.ledger.reviews import ReviewRecord, counted_approvals, lets_through,
 from engine.store import queries
 from engine.store.database import Database
 from engine.store.exchange import Params, Row
-from engine.store.gates import REVIEW_EXPIRED, REVIEW_REJECTED, Draw, Gate, GateRule, Gates, ReviewReason
+from engine.store.gates import (
+    REVIEW_CONTRADICTED,
+    REVIEW_EXPIRED,
+    REVIEW_REJECTED,
+    Draw,
+    Gate,
+    GateRule,
+    Gates,
+    ReviewReason,
+)
+from engine.store.review_rows import READ_ROWS, ReviewFacts
 from engine.store.states import STEP_HAS_OUTPUT
 
 # Entries that say what is reviewed, by whom, and whose the run is.
@@ -39,7 +49,7 @@ _KEEP_PERSONS: Final = """
     FROM runs WHERE id = %s
 """
 # How many queries `book_queries` are, for whoever takes their answers apart.
-BOOK_QUERIES: Final = 4
+BOOK_QUERIES: Final = 5
 
 
 def book_queries(run_id: UUID) -> tuple[tuple[str, Params], ...]:
@@ -50,6 +60,7 @@ def book_queries(run_id: UUID) -> tuple[tuple[str, Params], ...]:
         (_KEEP_PERSONS, (run_id,)),
         # A statement of its own behind the lock: it sees what was committed while that waited.
         (READ_PERSONS, (run_id,)),
+        (READ_ROWS, (run_id,)),
     )
 
 
@@ -67,6 +78,8 @@ class ReviewBook:
     authors: frozenset[str]
     persons: Mapping[str, str]
     sampled: frozenset[tuple[str, str, int, int | None]]
+    # Reviews of which the tables say something else than the ledger, and what.
+    contradicted: Mapping[str, str]
 
     def newest(self, wanted: Wanted) -> ReviewRecord | None:
         """The newest review on record of what is wanted."""
@@ -83,16 +96,18 @@ class ReviewBook:
 
 def review_book(answers: Sequence[Sequence[Row]]) -> ReviewBook:
     """The book from the answers to ``book_queries``."""
-    entry_rows, author_rows, _, person_rows = answers
+    entry_rows, author_rows, _, person_rows, review_rows = answers
     entries = [(json.loads(bytes(row["body"])), sha256(bytes(row["body"])).hexdigest()) for row in entry_rows]
     plans: dict[int, tuple[str, str]] = {}
     outputs: dict[str, str] = {}
     children: dict[tuple[int, int], str] = {}
     sampled = set()
+    facts = ReviewFacts()
     created = ""
     authors = {row["account"] for row in author_rows}
     for entry, own in entries:
         data = entry["data"]
+        facts.add(entry)
         if entry["type"] == "run.created":
             created = own
         elif entry["type"] == "plan.accepted":
@@ -115,6 +130,7 @@ def review_book(answers: Sequence[Sequence[Row]]) -> ReviewBook:
         authors=frozenset(authors),
         persons={row["actor_id"]: row["person"] for row in person_rows},
         sampled=frozenset(sampled),
+        contradicted=facts.differences(review_rows),
     )
 
 
@@ -171,6 +187,7 @@ class Wanted:
 class GateVerdict:
     """``passed``; ``held`` with the reviews that have to be asked for first; ``failed`` with the code.
 
+    ``held`` with the code ``review-contradicted`` is not for people to decide: the ledger and the tables differ.
     ``unchecked`` says that an approval came while nobody had compared what it was given for: look again.
     """
 
@@ -290,6 +307,9 @@ class GateCheck:
             record = self.book.newest(one)
             if record is None:
                 missing.append(one)
+            elif record.id in self.book.contradicted:
+                # Neither let through nor asked for anew: one of the two was made up, and people have to look.
+                return GateVerdict("held", code=REVIEW_CONTRADICTED)
             elif record.state in {"stale", "withdrawn"}:
                 missing.append(replace(one, replaces=record.id))
             elif record.state == "open":

@@ -12,7 +12,7 @@ from engine.store.children import LOCK_UNBEGUN, end_unbegun
 from engine.store.database import Database
 from engine.store.exchange import Connection, Row
 from engine.store.gates import REVIEW, REVIEW_MISSING
-from engine.store.review_requests import close_review
+from engine.store.review_requests import close_review, note_draws
 from engine.store.reviews import GateCheck, book_queries, review_book
 from engine.store.run_writer import AttemptResult, lock_run
 from engine.store.states import RUN_ENDED, STEP_HAS_OUTPUT, STEP_LIVE, RunState, StepState
@@ -70,10 +70,13 @@ async def settle_run(database: Database, settlement: Settlement) -> Settled:
             state, code = "failed", ANSWER_MISSING
         if state == "succeeded" and settlement.review is not None:
             sight = settlement.review
-            verdict = GateCheck(run, sight.gates, review_book(book), sight.displays).answer(steps[-1])
+            check = GateCheck(run, sight.gates, review_book(book), sight.displays)
+            verdict = check.answer(steps[-1])
+            # An answer that a later round keeps is drawn for here and nowhere else.
+            note_draws(writer, check.book, check.draws, sight.gates.salt)
             if verdict.kind != "passed":
                 # Whoever asks for the end of a run is not believed that people have looked at its answer.
-                state, code = "failed", verdict.code or REVIEW_MISSING
+                state, code = "failed", (verdict.code if verdict.kind == "failed" else None) or REVIEW_MISSING
         for attempt in attempts:
             # Nobody will report on it any more; if somebody does, it is recorded as superseded.
             writer.close_attempt(attempt, AttemptResult("unknown", "outcome-lost"), [])

@@ -47,6 +47,9 @@ _CALL = {"round": is_count, "step": optional(is_count)}
 _ROOTED = exactly({"size": is_count, "root": is_hash})
 _CHECKPOINT = either(optional(is_count), _ROOTED)
 _ORDER = fields({"order": is_id}, _ARTIFACTS)
+_BUDGET = optional(
+    fields({"usd": optional(is_usd), "tokens": optional(is_count), "calls": optional(is_count)}),
+)
 _TOTALS = fields(
     {
         "attempts": is_count,
@@ -69,10 +72,12 @@ _PLANNED = fields(
 _SOURCE = fields(
     {
         "run": is_id,
-        "reused": list_of(fields({"step": is_count, "attempt": is_id, "model": is_text})),
-    }
+        "reused": list_of(fields({"step": is_count, "attempt": is_id, "model": is_text}, {"source_step": is_id})),
+    },
+    {"round": is_count, "task_edited": is_flag, "edited": list_of(fields({"step": is_count}))},
 )
 _REVIEW: Mapping[str, Shape] = {"review": is_id}
+_HELD = {"hold": is_id, "matter": is_text, "runs": list_of(is_id), "all_runs": is_flag}
 
 _RUN_SHAPES: dict[str, Shape] = {
     "run.created": fields(
@@ -90,6 +95,7 @@ _RUN_SHAPES: dict[str, Shape] = {
             "checkpoint": _CHECKPOINT,
             "rounds_max": is_count,
             "depth": is_count,
+            "budget": _BUDGET,
         },
     ),
     "run.changed": fields(_RUN_MOVE),
@@ -127,7 +133,10 @@ _RUN_SHAPES: dict[str, Shape] = {
         }
     ),
     "step.changed": fields({**_STEP, **_STEP_MOVE}, {"attempt": is_id}),
-    "step.substituted": fields({**_STEP, "worker": is_text, "model": is_text, "old_worker": is_text, "moved": _MOVED}),
+    "step.substituted": fields(
+        {**_STEP, "worker": is_text, "model": is_text, "old_worker": is_text, "moved": _MOVED},
+        {"attempts_base": is_count},
+    ),
     "step.routed": fields({**_STEP, "worker": is_text, "model": is_text}),
     "child.begun": fields(
         {**_STEP, "child": is_id, "child_execution": is_count}, {"shown": list_of(is_id), **_ARTIFACTS}
@@ -140,18 +149,18 @@ _RUN_SHAPES: dict[str, Shape] = {
     "run.paused": _ORDER,
     "run.unpaused": _ORDER,
     REOPENING: fields({"execution": is_count}, {"order": is_id, "parent_execution": is_count, **_ARTIFACTS}),
-    "run.repinned": fields({"old": is_hash, "new": is_hash}),
-    "run.budget_changed": _ORDER,
+    "run.repinned": fields({"old": is_hash, "new": is_hash}, {"order": is_id}),
+    "run.budget_changed": fields({"order": is_id}, {"budget": _BUDGET, "old": _BUDGET, **_ARTIFACTS}),
     "operator.answered": fields(
         {"order": is_id, "answer": one_of("retry", "skip", "abort"), **_STEP, "moved": _MOVED},
-        {"worker": is_text, "model": is_text, "old_worker": is_text, **_ARTIFACTS},
+        {"worker": is_text, "model": is_text, "old_worker": is_text, "attempts_base": is_count, **_ARTIFACTS},
     ),
     "run.exported": fields(
         {"export": is_id, "runs": list_of(is_id)},
         {"system": optional(exactly({"entries": is_count, "head": is_hash}))},
     ),
     "artifact.read": fields({}, {"command": is_text, "read": list_of(is_id)}),
-    "artifact.erased": fields({"erased": list_of(is_id)}, _ARTIFACTS),
+    "artifact.erased": fields({"erased": list_of(is_id)}, {"erasure": is_id, "restored": is_flag, **_ARTIFACTS}),
     "erasure.refused": fields({}, _ARTIFACTS),
     "review.requested": fields(
         {
@@ -216,10 +225,10 @@ _SYSTEM_SHAPES: dict[str, Shape] = {
     "log.restored": fields({"size": is_count, "remembered": optional(is_count)}),
     "key.rotated": fields({"old": is_text, "new": is_text, "size": is_count}),
     "person.linked": fields({"actor": is_text, "person": is_text}),
-    "hold.placed": fields({}, _ARTIFACTS),
-    "hold.widened": fields({}, _ARTIFACTS),
-    "hold.release_asked": fields({"hold": is_id}, _ARTIFACTS),
-    "hold.released": fields({"hold": is_id}, _ARTIFACTS),
+    "hold.placed": fields(_HELD, _ARTIFACTS),
+    "hold.widened": fields(_HELD, _ARTIFACTS),
+    "hold.release_asked": fields({"hold": is_id}, {"matter": is_text, **_ARTIFACTS}),
+    "hold.released": fields({"hold": is_id}, {"matter": is_text, "asked_by": is_text, **_ARTIFACTS}),
     "sampling.salt_made": fields({"salt": is_hash}),
     "retention.swept": fields({}, _ARTIFACTS),
     "keys.adopted": fields({}, _ARTIFACTS),

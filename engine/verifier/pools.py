@@ -25,7 +25,10 @@ from engine.verifier.shapes import (
 )
 
 POOL_FORMAT: Final = "podium-pool/1"
-
+# More rules and reviewers than any pool has; bounds what a hostile bundle can cost.
+RULES_MAX: Final = 256
+REVIEWERS_MAX: Final = 256
+_ALL: Final = 100
 
 _LONG_TEXT = Shape(str)
 _MODEL = fields(
@@ -33,7 +36,8 @@ _MODEL = fields(
     {"clearance": optional(is_text), "fallbacks": list_of(is_text)},
 )
 _TEMPLATES = fields({"conductor": _LONG_TEXT, "repair": _LONG_TEXT, "worker": _LONG_TEXT}, {"revise": _LONG_TEXT})
-_GROUP = fields({"approvals": is_count, "reviewers": list_of(is_text)})
+_EXPIRY = {"expires_s": optional(is_count), "on_expiry": one_of("reject", "escalate", "approve")}
+_GROUP = fields({"approvals": is_count, "reviewers": list_of(is_text)}, _EXPIRY)
 _RULE = fields(
     {"gate": one_of("plan", "before", "after", "answer"), "approvals": is_count, "four_eyes": is_flag},
     {
@@ -42,11 +46,21 @@ _RULE = fields(
         "reviewers": list_of(is_text),
         "sample_percent": is_count,
         "escalate": optional(_GROUP),
-        "bypass": is_text,
-        "on_expiry": is_text,
+        "bypass": one_of("never", "others", "anyone"),
+        "meaning": optional(is_text),
+        "on_reject": one_of("fail", "wait"),
+        **_EXPIRY,
     },
 )
-_POLICY = fields({"steps_max": is_count}, {"depth_max": is_count, "reads": is_text, "reviews": list_of(_RULE)})
+_POLICY = fields(
+    {"steps_max": is_count},
+    {
+        "depth_max": is_count,
+        "reads": is_text,
+        "reviews": list_of(_RULE),
+        "unread_steps": one_of("run", "skip", "reject"),
+    },
+)
 _POOL = fields(
     {"name": is_text, "conductor": _MODEL, "workers": list_of(_MODEL), "templates": _TEMPLATES, "policy": _POLICY}
 )
@@ -66,8 +80,22 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Who is asked, and what follows if they have not decided in ``expires_s`` seconds (None: it never expires)."""
+
+    approvals: int
+    reviewers: tuple[str, ...]
+    expires_s: int | None
+    on_expiry: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
-    """A gate of the pool's policy. A review names ``digest`` as its policy; ``percent`` of the places are drawn."""
+    """A gate of the pool's policy. A review names ``digest`` as its policy; ``percent`` of the places are drawn.
+
+    ``groups`` are those who are asked first, and those who are asked when these have let it expire; ``meaning`` is what
+    an approval says, where the pool has words of its own for it; ``ends`` says that the run fails with a rejection.
+    """
 
     digest: str
     gate: str
@@ -75,14 +103,23 @@ class Rule:
     four_eyes: bool
     workers: tuple[str, ...]
     clearance: tuple[str, ...]
-    groups: tuple[tuple[int, tuple[str, ...]], ...]
+    groups: tuple[Group, ...]
     percent: int
     bypass: str
+    meaning: str | None
+    ends: bool
 
     @property
     def is_for_all(self) -> bool:
         """Whether nothing is drawn."""
-        return self.percent >= 100  # noqa: PLR2004  # per cent
+        return self.percent >= _ALL
+
+    @property
+    def reason(self) -> str:
+        """Why a review by this rule is asked for."""
+        if not self.is_for_all:
+            return "sample"
+        return "label" if self.workers or self.clearance else "policy"
 
     def is_for(self, worker: Model | None) -> bool:
         """Whether steps of this worker pass the gate."""
@@ -103,6 +140,8 @@ class Pool:
     depth_max: int
     rules: tuple[Rule, ...]
     reads_recorded: bool = False
+    # Whether steps that nobody reads are left out.
+    skips_unread: bool = False
 
     def worker(self, name: str) -> Model | None:
         """The worker of this name."""
@@ -126,6 +165,8 @@ def read_pool(digest: str, document: bytes) -> Pool:
         raise InvalidError(what)
     pool = require(content["pool"], _POOL, what)
     policy = pool["policy"]
+    if len(policy.get("reviews", [])) > RULES_MAX:
+        raise InvalidError(f"pools/{digest}.json has more rules for reviews than any pool has")
     return Pool(
         digest=digest,
         conductor=_model(pool["conductor"]),
@@ -135,6 +176,7 @@ def read_pool(digest: str, document: bytes) -> Pool:
         depth_max=policy.get("depth_max", 0),
         rules=tuple(map(_rule, policy.get("reviews", []))),
         reads_recorded=policy.get("reads", "unrecorded") != "unrecorded",
+        skips_unread=policy.get("unread_steps") == "skip",
     )
 
 
@@ -150,10 +192,9 @@ def _model(row: Mapping[str, Any]) -> Model:
 
 
 def _rule(row: Mapping[str, Any]) -> Rule:
-    groups = [(row["approvals"], tuple(row.get("reviewers", [])))]
-    escalate = row.get("escalate")
-    if escalate is not None:
-        groups.append((escalate["approvals"], tuple(escalate["reviewers"])))
+    groups = [_group(row)]
+    if row.get("escalate") is not None:
+        groups.append(_group(row["escalate"]))
     return Rule(
         # The rule holds no floats, so this is RFC 8785.
         digest=hashlib.sha256(canonical(row)).hexdigest(),
@@ -163,6 +204,15 @@ def _rule(row: Mapping[str, Any]) -> Rule:
         workers=tuple(row.get("workers", [])),
         clearance=tuple(row.get("clearance", [])),
         groups=tuple(groups),
-        percent=row.get("sample_percent", 100),
+        percent=row.get("sample_percent", _ALL),
         bypass=row.get("bypass", "others"),
+        meaning=row.get("meaning"),
+        ends=row.get("on_reject", "fail") == "fail",
     )
+
+
+def _group(row: Mapping[str, Any]) -> Group:
+    reviewers = tuple(row.get("reviewers", []))
+    if len(reviewers) > REVIEWERS_MAX:
+        raise InvalidError("a rule for reviews names more reviewers than any pool has")
+    return Group(row["approvals"], reviewers, row.get("expires_s"), row.get("on_expiry", "reject"))

@@ -11,7 +11,7 @@ from engine.verifier.entry_types import committed
 from engine.verifier.faults import InvalidError
 from engine.verifier.records import Run, Step
 from engine.verifier.report import Report
-from engine.verifier.reviews import Review
+from engine.verifier.review_records import Review
 from engine.verifier.words import one_line
 
 PLAN, ANSWER = "plan", "answer"

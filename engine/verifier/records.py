@@ -47,12 +47,18 @@ class Step:
     reads_round_before: bool
     state: str
     reason: str | None = None
+    # Attempts up to this number do not count any more: they were another worker's, or an operator began anew.
+    attempts_base: int = 0
     # The attempt whose output is its output, and the entry by which it became so.
     accepted: str | None = None
     accepted_by: Entry | None = None
     attempts: list[Attempt] = field(default_factory=list)
     child: str | None = None
     child_ended: Entry | None = None
+    # The execution of the child that was begun last; 0 before.
+    child_execution: int = 0
+    # The model that the step is done with, or that made what it took over.
+    model: str = ""
 
     @property
     def is_done(self) -> bool:
@@ -86,10 +92,26 @@ class Run:
     attempts: dict[str, Attempt] = field(default_factory=dict)
     planning: dict[int, list[Attempt]] = field(default_factory=dict)
     pools: list[str] = field(default_factory=list)
-    ends: int = 0
-    # Entries about child runs that were begun, and about people who read stored text.
+    # The first attempt of each place (a round and a step, or None for its plan) that was accepted.
+    accepted: dict[tuple[int, int | None], str] = field(default_factory=dict)
+    # What it may use: dollars, tokens, calls; None for no limit.
+    limits: tuple[Decimal | int | None, ...] = (None, None, None)
+    # What the calls used of which it is known.
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: Decimal = Decimal(0)
+    unpriced: int = 0
+    # How it ended, each time: state and reason.
+    endings: list[tuple[str, str | None]] = field(default_factory=list)
+    # Steps that it left out from its beginning, since its source had left them out.
+    left_out: list[Step] = field(default_factory=list)
+    # Entries about child runs that were begun and ended, and about people who read stored text.
     begun: list[Entry] = field(default_factory=list)
+    returned: list[Entry] = field(default_factory=list)
     reads: list[Entry] = field(default_factory=list)
+    # Entries about bundles that were made of it, and about texts that were erased, each with whether it had ended.
+    exports: list[Entry] = field(default_factory=list)
+    erasures: list[tuple[Entry, bool]] = field(default_factory=list)
 
     @property
     def depth(self) -> int:

@@ -13,9 +13,19 @@ from engine.verifier.chains import Entry
 from engine.verifier.contents import derived_id
 from engine.verifier.entry_types import CLOSING, REOPENING, RUN_ENDED, may_follow_closing
 from engine.verifier.faults import Findings, InvalidError
+from engine.verifier.moves import (
+    check_answered,
+    check_changed,
+    check_closed,
+    check_routed,
+    check_sent,
+    check_substituted,
+)
+from engine.verifier.plan_rows import check_author, planned_steps
 from engine.verifier.pools import Model, Pool
 from engine.verifier.records import ACCEPTED_STATES, Attempt, Round, Run, Step
 from engine.verifier.reviews import Reviews
+from engine.verifier.totals import check_limits, check_nothing_open, check_totals, count, limits_of
 from engine.verifier.transitions import is_legal
 from engine.verifier.visibility import Visibility
 
@@ -39,6 +49,7 @@ class Replay:
             raise InvalidError(f"{first}: the first entry of a run is run.created, not {first.type}")
         self._entries = entries
         self.run = Run(first.chain, first, first.data["pool"], pools=[first.data["pool"]])
+        self._before: Entry | None = None
         self._expects_plan_of: str | None = None
         self._handlers: dict[str, Callable[[Entry, dict[str, Any]], None]] = {
             "run.created": self._created,
@@ -46,6 +57,7 @@ class Replay:
             CLOSING: self._closed,
             REOPENING: self._resumed,
             "run.repinned": self._repinned,
+            "run.budget_changed": self._budget_changed,
             "run.paused": self._paused,
             "run.unpaused": self._unpaused,
             "run.cancel_requested": self._cancelling,
@@ -59,6 +71,8 @@ class Replay:
             "operator.answered": self._answered,
             "child.begun": self._child_begun,
             "child.ended": self._child_ended,
+            "run.exported": lambda entry, _: self.run.exports.append(entry),
+            "artifact.erased": lambda entry, _: self.run.erasures.append((entry, self.run.closed)),
         }
 
     def play(self, findings: Findings) -> Run:
@@ -72,6 +86,7 @@ class Replay:
                 self._step_over(entry)
             except InvalidError as error:
                 findings.fault(str(entry), f"{entry.type}: {error}")
+            self._before = entry
         self._reviews.at_the_end(self.run)
         return self.run
 
@@ -113,6 +128,7 @@ class Replay:
         if data["execution"] != 1:
             raise InvalidError("a run begins with execution 1")
         self._reviews.author(entry)
+        self.run.limits = limits_of(data.get("budget"))
         parent = data.get("parent")
         if parent is None and self.run.depth:
             raise InvalidError("a run below another one names it: the one above asks for the review of its answer")
@@ -142,11 +158,11 @@ class Replay:
             raise InvalidError("a run that had ended ends again")
         self._move_run(data)
         run.closed = True
-        run.ends += 1
+        run.endings.append((data["state"], data["reason"]))
         if data["entries_before"] != entry.seq - 1:
             raise InvalidError(f"it counts {data['entries_before']} entries before it, and there are {entry.seq - 1}")
         if "totals" in data:
-            self._compare_totals(data["totals"])
+            check_totals(run, data["totals"])
         elif "rounds_max" in run.created.data:
             # Every Podium that wrote down how many rounds a run may have wrote its totals, too.
             raise InvalidError("it does not say what the run used")
@@ -154,34 +170,14 @@ class Replay:
             last = run.last_round
             if last is None or last.steps[-1].state not in ACCEPTED_STATES:
                 raise InvalidError("the run succeeded without an accepted answer")
-            self._nothing_is_open(run)
+            check_nothing_open(run)
             self._reviews.before_answer(run, self.pool, entry)
-
-    @staticmethod
-    def _nothing_is_open(run: Run) -> None:
-        for found in run.rounds.values():
-            for step in found.steps:
-                if step.state in ("pending", "running"):
-                    raise InvalidError(f"the run succeeded while step {step.position} was {step.state}")
-                if step.attempts and step.attempts[-1].state == "sent":
-                    raise InvalidError(f"the run succeeded while an attempt of step {step.position} was open")
-
-    def _compare_totals(self, said: Mapping[str, Any]) -> None:
-        closed = self.run.closed_attempts
-        known = {
-            "attempts": len(self.run.attempts),
-            "input_tokens": sum(attempt.input_tokens or 0 for attempt in closed),
-            "output_tokens": sum(attempt.output_tokens or 0 for attempt in closed),
-            "cost_usd": sum((attempt.cost_usd or Decimal(0) for attempt in closed), Decimal(0)),
-            "unpriced": sum(attempt.cost_usd is None for attempt in closed),
-        }
-        for name, value in known.items():
-            stated = Decimal(said[name]) if name == "cost_usd" else said[name]
-            if stated != value:
-                raise InvalidError(f"it says {name} {said[name]}, and the attempts say {value}")
 
     def _resumed(self, _: Entry, data: dict[str, Any]) -> None:
         run = self.run
+        is_child = "parent" in run.created.data
+        if ("order" in data) == is_child or ("parent_execution" in data) != is_child:
+            raise InvalidError("a person resumes a run that has none above it; a child run is resumed by that one")
         if not run.closed:
             raise InvalidError("only a run that has ended is resumed")
         if run.state == "succeeded":
@@ -192,7 +188,7 @@ class Replay:
         run.closed = run.paused = run.cancelling = False
 
     def _repinned(self, entry: Entry, data: dict[str, Any]) -> None:
-        run = self.run
+        run, before = self.run, self._before
         if data["old"] != run.pool:
             raise InvalidError("the run was not pinned to the pool that it names")
         if data["new"] not in self._pools:
@@ -201,6 +197,11 @@ class Replay:
         run.pools.append(run.pool)
         if "order" in data:
             self._reviews.author(entry)
+        if before is None or before.type != REOPENING or before.data.get("order") != data.get("order"):
+            raise InvalidError("a run gets another pool only with the order that resumes it")
+
+    def _budget_changed(self, _: Entry, data: dict[str, Any]) -> None:
+        check_limits(self.run, data)
 
     def _paused(self, _: Entry, __: dict[str, Any]) -> None:
         if self.run.paused:
@@ -238,26 +239,9 @@ class Replay:
                 raise InvalidError("it is not the plan of the planning call that was accepted")
         elif expected is not None:
             raise InvalidError("it is not the plan of the planning call that was accepted")
-        steps = [self._planned_step(number, position, row) for position, row in enumerate(data["steps"])]
-        run.rounds[number] = Round(number, entry, steps)
+        run.rounds[number] = Round(number, entry, planned_steps(run, self.pool, data))
         self._visibility.plan(run, run.rounds[number])
-
-    def _planned_step(self, number: int, position: int, row: Mapping[str, Any]) -> Step:
-        if row["step"] != position:
-            raise InvalidError("the steps of a plan count from 0")
-        access = row["access"]
-        reads = tuple(range(position)) if access == "all" else tuple(access)
-        if any(source >= position for source in reads) or list(reads) != sorted(set(reads)):
-            raise InvalidError(f"step {position} cannot read what it names")
-        before = access == "all" and number > 0
-        stated = (row.get("id", None), row.get("reads", list(reads)), row.get("round_before", before))
-        id_ = derived_id(self.run.id, f"step/{number}/{position}")
-        if stated not in [(id_, list(reads), before), (None, list(reads), before)]:
-            raise InvalidError(f"step {position} does not say what follows from its place and its access list")
-        if self.pool.worker(row["worker"]) is None:
-            raise InvalidError(f"the pool has no worker {row['worker']!r}")
-        state, reason = ("skipped", "unread") if row["skipped"] else ("pending", None)
-        return Step(number, position, row["worker"], row["worker"], reads, before, state, reason)
+        check_author(run, self._before, data)
 
     def _rejected(self, _: Entry, data: dict[str, Any]) -> None:
         attempt = self.run.attempts.get(data["attempt"])
@@ -286,7 +270,7 @@ class Replay:
         if not ordered or attempt.fence[0] != run.execution:
             raise InvalidError("an older try was opened after a newer one")
         self._may_begin("planning" if attempt.step is None else "running")
-        if any(other.accepted for other in earlier):
+        if (attempt.round, attempt.step) in run.accepted:
             raise InvalidError("there was an accepted result already")
         if attempt.step is None:
             self._check_model(attempt, self.pool.conductor)
@@ -315,6 +299,7 @@ class Replay:
     def _sent_for_step(self, attempt: Attempt, data: Mapping[str, Any]) -> None:
         step = self._step(attempt.round, attempt.step)
         self._inputs_are_there(step)
+        check_sent(step)
         if attempt.worker != step.worker:
             raise InvalidError(f"step {step.position} belongs to worker {step.worker!r}, not {attempt.worker!r}")
         self._check_model(attempt, self.pool.worker(attempt.worker))
@@ -352,9 +337,12 @@ class Replay:
             raise InvalidError("it closes an attempt that was not sent from there")
         if (attempt.state, data["state"]) not in _CLOSINGS:
             raise InvalidError(f"an attempt that is {attempt.state} does not become {data['state']}")
+        if attempt.closed is not None:
+            count(run, attempt, -1)
         attempt.state, attempt.closed, attempt.accepted = data["state"], entry, data["accepted"]
         attempt.input_tokens, attempt.output_tokens = data["input_tokens"], data["output_tokens"]
         attempt.cost_usd = None if data["cost_usd"] is None else Decimal(data["cost_usd"])
+        count(run, attempt, 1)
         if attempt.step is not None:
             self._step_attempt_closed(entry, attempt, data)
         elif attempt.accepted:
@@ -376,14 +364,17 @@ class Replay:
             self._reviews.accepted_at_once(self.run, self.pool, step)
         elif moved is not None and moved["state"] in ACCEPTED_STATES:
             raise InvalidError("a step succeeded by an attempt that was not accepted")
+        else:
+            check_closed(step, attempt, moved)
         if moved is not None and self.run.closed:
             raise InvalidError("a step moved after the run had ended")
         self._move(step, moved)
 
     def _accept(self, attempt: Attempt, siblings: Sequence[Attempt]) -> None:
+        first = self.run.accepted.setdefault((attempt.round, attempt.step), attempt.id)
         if attempt.state != "succeeded" or self.run.closed:
             raise InvalidError("an output was accepted that cannot be")
-        if siblings[-1] is not attempt or any(other.accepted for other in siblings if other is not attempt):
+        if siblings[-1] is not attempt or first != attempt.id:
             raise InvalidError("an output was accepted though a newer attempt, or another accepted one, was there")
 
     # Steps
@@ -407,7 +398,11 @@ class Replay:
 
     def _step_changed(self, entry: Entry, data: dict[str, Any]) -> None:
         step = self._step(data["round"], data["step"])
+        old = step.state, step.reason
         self._move(step, data)
+        if step.state == "skipped":
+            self.run.left_out.append(step)
+        check_changed(self.run, self.pool, step, old)
         if step.state not in ACCEPTED_STATES:
             return
         step.accepted_by = entry
@@ -439,25 +434,23 @@ class Replay:
 
     def _substituted(self, _: Entry, data: dict[str, Any]) -> None:
         step = self._step(data["round"], data["step"])
-        planned = self.pool.worker(step.planned_worker)
-        if data["old_worker"] != step.worker or planned is None or data["worker"] not in planned.fallbacks:
-            raise InvalidError("the worker is no substitute that the pool names")
-        step.worker = data["worker"]
+        check_substituted(self.pool, step, data)
+        step.worker, step.model = data["worker"], data["model"]
+        step.attempts_base = len(step.attempts)
         self._move(step, data["moved"])
 
     def _routed(self, _: Entry, data: dict[str, Any]) -> None:
         step = self._step(data["round"], data["step"])
-        if step.is_done:
-            raise InvalidError("a finished step goes nowhere")
-        step.worker = data["worker"]
+        check_routed(self.run, self.pool, step, data)
+        step.worker, step.model = data["worker"], data["model"]
 
     def _answered(self, entry: Entry, data: dict[str, Any]) -> None:
         step = self._step(data["round"], data["step"])
-        if step.state != "waiting":
-            raise InvalidError("the step did not wait for anybody")
+        check_answered(self.run, self.pool, step, data)
         self._move(step, data["moved"])
         if data["answer"] == "retry":
-            step.worker = data.get("worker", step.worker)
+            step.worker, step.model = data.get("worker", step.worker), data.get("model", step.model)
+            step.attempts_base = len(step.attempts)
         if data["answer"] == "skip" or data.get("worker") != data.get("old_worker"):
             self._reviews.author(entry)
 
@@ -472,16 +465,24 @@ class Replay:
             raise InvalidError(f"step {step.position} is not for the Conductor")
         self._inputs_are_there(step)
         self._may_begin("running")
+        if data["child_execution"] not in (step.child_execution, step.child_execution + 1):
+            raise InvalidError(f"execution {data['child_execution']} does not follow that of the child run before")
+        step.child_execution = data["child_execution"]
         step.child, step.child_ended = data["child"], None
         self.run.begun.append(entry)
         self._reviews.before_step(self.run, self.pool, step, entry)
         self._visibility.child(self.run, self.pool, step, entry)
+        if step.state != "running":
+            raise InvalidError(f"step {step.position} is {step.state} while it is delegated")
 
     def _child_ended(self, entry: Entry, data: dict[str, Any]) -> None:
         step = self._step(data["round"], data["step"])
         if step.child is None or data["child"] != step.child or data["child_state"] not in RUN_ENDED:
             raise InvalidError("it is about no child run that was begun")
+        if "answer" in data and (data["answer"] is not None) != (data["child_state"] == "succeeded"):
+            raise InvalidError("a child run has an answer if and only if it succeeded")
         step.child_ended = entry
+        self.run.returned.append(entry)
 
 
 _CLOSINGS = frozenset(

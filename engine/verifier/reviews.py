@@ -6,104 +6,69 @@ the display that they were given for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.verifier.chains import Entry
 from engine.verifier.displays import Displays
 from engine.verifier.entry_types import committed
 from engine.verifier.faults import Findings, InvalidError
-from engine.verifier.persons import ENGINE, Persons
+from engine.verifier.persons import ENGINE, Links, Persons
 from engine.verifier.pools import Pool, Rule
 from engine.verifier.records import Run, Step
+from engine.verifier.review_records import Decision, Matter, Place, Review, accounts_of
+from engine.verifier.review_requests import BY_RULE, PEOPLE_MAX, check_request, output_entry
 
-Place = tuple[str, int, int | None]
-_BY_RULE: Final = frozenset({"policy", "label", "sample"})
 _DRAWS: Final = 2**64
-# More reviews than any run has; bounds what a hostile bundle can cost.
+# More reviews of a run and of one matter, and decisions about one, than there ever are; bounds what a hostile bundle
+# can cost.
 REVIEWS_MAX: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One person's word about a review."""
-
-    entry: Entry
-    person: str
-
-    @property
-    def approves(self) -> bool:
-        """Whether it is an approval."""
-        return bool(self.entry.data["decision"] == "approve")
-
-    @property
-    def accounts(self) -> list[str]:
-        """Who acted, and for whom."""
-        return [account for account in (self.entry.actor, self.entry.on_behalf_of) if account is not None]
-
-
-@dataclass(slots=True)
-class Review:
-    """A review by its entries. ``rule`` is None where somebody asked for it and no rule."""
-
-    id: str
-    requested: Entry
-    rule: Rule | None
-    excluded: frozenset[str]
-    state: str = "open"
-    decisions: list[Decision] = field(default_factory=list)
-    opened: list[Entry] = field(default_factory=list)
-    comments: list[Entry] = field(default_factory=list)
-    bypassed: Entry | None = None
-    closed: Entry | None = None
-
-    @property
-    def data(self) -> Mapping[str, Any]:
-        """What was asked."""
-        return self.requested.data
-
-    @property
-    def place(self) -> Place:
-        """Gate, round and position."""
-        return self.data["gate"], self.data["round"], self.data["step"]
-
-    @property
-    def holds(self) -> bool:
-        """Whether something waits for it; False for one that was asked for after the fact."""
-        return bool(self.data.get("holds", self.data["reason"] != "break-glass"))
-
-    @property
-    def is_rejected(self) -> bool:
-        """Whether somebody rejected, whatever became of the review."""
-        return any(not decision.approves for decision in self.decisions)
-
-    def approvers(self, persons: Persons, at: Entry) -> list[str]:
-        """The people whose approvals count, by the links as they stood when an entry was written."""
-        own = {persons.person(account, at) for account in self.excluded} if self.data["four_eyes"] else set()
-        reviewers = set(self.data.get("reviewers", []))
-        found: list[str] = []
-        for decision in self.decisions:
-            data = decision.entry.data
-            people = {persons.person(account, at) for account in decision.accounts}
-            person = persons.person(decision.entry.actor, at)
-            fits = decision.approves and (data["subject"], data["shown"]) == (self.data["subject"], self.data["shown"])
-            asked = not reviewers or not reviewers.isdisjoint({decision.entry.actor, person})
-            if fits and asked and people.isdisjoint(own) and people.isdisjoint(found):
-                found.append(person)
-        return found
+SAME_MAX: Final = 1_000
+DECISIONS_MAX: Final = 100
+# The code of a decision at each gate that is given in the usual words, or in those of the pool.
+_MEANINGS: Final[Mapping[str, Mapping[str, str]]] = {
+    "approve": {
+        "plan": "plan-checked",
+        "before": "call-checked",
+        "after": "output-checked",
+        "answer": "answer-checked",
+    },
+    "reject": {
+        "plan": "plan-rejected",
+        "before": "call-rejected",
+        "after": "output-rejected",
+        "answer": "answer-rejected",
+    },
+}
+_OWN_WORDS: Final = "own-words"
+_IN_DOUBT: Final = "an account was linked to a person by an entry that log and times place differently from {}"
+# How links count where log and times disagree.
+IN_DOUBT: Final[tuple[Links, ...]] = ("most", "least")
 
 
 class Reviews:
-    """All reviews of one run; told of every entry that begins with ``review.``, asked at every gate."""
+    """All reviews of one run; told of every entry that begins with ``review.``, asked at every gate.
 
-    def __init__(self, persons: Persons, displays: Displays, findings: Findings) -> None:
+    ``authors`` are accounts of the runs above and before it, whose people may not decide on this one either.
+    """
+
+    def __init__(
+        self, persons: Persons, displays: Displays, findings: Findings, authors: frozenset[str] = frozenset()
+    ) -> None:
         self._persons = persons
         self._displays = displays
         self._findings = findings
         self.all: dict[str, Review] = {}
+        self._about: dict[Matter, list[Review]] = {}
         self._draws: dict[tuple[Place, str], bool] = {}
-        self._authors: set[str] = set()
+        self._authors: set[str] = set(authors)
+        # How many rounds' planners are among them.
+        self._rounds = 0
+        # How often a step was sent back, by round and position.
+        self._sent_back: Counter[tuple[int, int | None]] = Counter()
+        # The execution that was to fail with a rejection, by round and position.
+        self._given_up: dict[tuple[int, int | None], int] = {}
 
     def displayed(self, review: str) -> frozenset[str]:
         """The artifacts that were displayed in a review, as far as its manifest is disclosed."""
@@ -113,7 +78,9 @@ class Reviews:
 
     def author(self, entry: Entry) -> None:
         """Remembers who submitted, planned or edited the run: their approvals do not count."""
-        self._authors |= _accounts(entry)
+        if len(self._authors) > PEOPLE_MAX:
+            raise InvalidError("more people had a hand in the run than ever have")
+        self._authors |= accounts_of(entry)
 
     def entry(self, run: Run, pool: Pool, entry: Entry) -> None:
         """Takes an entry about reviews. Raises InvalidError."""
@@ -121,7 +88,7 @@ class Reviews:
             self._requested(run, pool, entry)
             return
         if entry.type == "review.sampled":
-            self._sampled(pool, entry)
+            self._sampled(run, pool, entry)
             return
         review = self.all.get(entry.data["review"])
         if review is None:
@@ -137,12 +104,12 @@ class Reviews:
             return
         if review.state != "open" and not _goes_stale(review, entry):
             raise InvalidError(f"the review was {review.state} already")
-        handler = {
-            "review.decided": self._decided,
-            "review.closed": self._closed,
-            "review.bypassed": self._bypassed,
-        }[entry.type]
-        handler(review, entry)
+        if entry.type == "review.closed":
+            self._closed(run, review, entry)
+        elif entry.type == "review.decided":
+            self._decided(run, review, entry)
+        else:
+            self._bypassed(run, review, entry)
 
     def _speaks_for_themselves(self, entry: Entry) -> None:
         """Who looks, comments and decides are people, under their own names."""
@@ -151,133 +118,169 @@ class Reviews:
             return
         if ENGINE in (entry.actor, entry.on_behalf_of, person):
             raise InvalidError("the engine is not a person")
-        if person not in self._persons.names(entry.actor, entry):
+        # A look or a comment is dated before it is read whose account it is.
+        when = entry if entry.type in ("review.decided", "review.bypassed") else None
+        if person not in self._persons.names(entry.actor, when, "most"):
             raise InvalidError(f"the account {entry.actor!r} does not belong to {person!r}")
 
     def _requested(self, run: Run, pool: Pool, entry: Entry) -> None:
         data = entry.data
         if data["review"] in self.all or len(self.all) >= REVIEWS_MAX:
             raise InvalidError("a review is asked for once, and not too many are")
-        rule = pool.rule(data["policy"])
-        said = frozenset(data.get("excluded", []))
-        excluded = said | self._authors | _planners(run) | self._breakers(data)
-        review = Review(data["review"], entry, rule, excluded)
+        review = Review(data["review"], entry, pool.rule(data["policy"]), frozenset(data.get("excluded", [])))
+        same = self._about.setdefault(review.matter, [])
+        if len(same) >= SAME_MAX:
+            raise InvalidError("the same is not reviewed so often")
+        review.excluded |= _breakers(review, same)
+        before = tuple(same)
         self.all[review.id] = review
-        if not self._authors <= said and data["four_eyes"] and "excluded" in data:
-            raise InvalidError("it does not exclude everybody whose run it is")
-        if data["approvals"] < 1:
-            raise InvalidError("a review takes at least one approval")
-        # Whatever the reason: by naming a rule it could pass for a review that the rule asked for.
-        if rule is not None or data["reason"] in _BY_RULE:
-            self._follows_rule(review, rule)
-        _expires_properly(review)
-        if review.holds and not data.get("level", 0) and data.get("execution", run.execution) != run.execution:
-            raise InvalidError("it is about another execution of the run")
-        if data["gate"] in ("after", "answer") and data.get("attempt") is None:
-            raise InvalidError("it does not say which output is to be reviewed")
-        subject = self._subject(run, data)
-        if subject is None or data["subject"] != subject.hash:
-            raise InvalidError("its subject is not the entry that is to be reviewed")
-        plan = run.rounds[data["round"]].entry
-        commitments = [row["commitment"] for row in committed(plan.data) if row["kind"] == "plan"]
-        if data.get("plan") is not None and data["plan"] not in commitments:
-            raise InvalidError("it speaks of another plan")
-        self._displays.check(run, entry)
+        same.append(review)
+        check_request(review, run, frozenset(self._authors_of(run)), before)
+        self._displays.check(run, entry, holds=review.holds)
 
-    def _follows_rule(self, review: Review, rule: Rule | None) -> None:
-        data = review.data
-        level = data.get("level", 0)
-        if rule is None or rule.gate != data["gate"] or level >= len(rule.groups):
-            raise InvalidError("the pool has no rule that asks for it")
-        approvals, reviewers = rule.groups[level]
-        if "reviewers" not in data:
-            raise InvalidError("it does not say who is asked")
-        asked = (data["approvals"], tuple(data["reviewers"]), data["four_eyes"])
-        if asked != (approvals, reviewers, rule.four_eyes):
-            raise InvalidError("it does not ask for what the pool's rule wants")
-        if level and not any(_escalates_to(other, review) for other in self.all.values()):
-            raise InvalidError("others are asked only when a review by those before them has expired")
-        if data.get("on_expiry") == "escalate" and level + 1 >= len(rule.groups):
-            raise InvalidError("the pool's rule names nobody who would be asked next")
+    def _authors_of(self, run: Run) -> set[str]:
+        """The accounts whose run it is by now: of who submitted or edited it, or planned a round by hand."""
+        while self._rounds in run.rounds:
+            self.author(run.rounds[self._rounds].entry)
+            self._rounds += 1
+        return self._authors
 
-    def _breakers(self, data: Mapping[str, Any]) -> set[str]:
-        """Who let the same thing through by breaking the glass: they do not review it afterwards."""
-        if data["reason"] != "break-glass":
-            return set()
-        broken = [other.bypassed for other in self.all.values() if other.data["subject"] == data["subject"]]
-        return {account for entry in broken if entry is not None for account in _accounts(entry)}
-
-    def _subject(self, run: Run, data: Mapping[str, Any]) -> Entry | None:
-        """The entry that a review of this place is about."""
-        plan = run.rounds.get(data["round"])
-        if plan is None:
-            return None
-        if data["gate"] in ("plan", "before"):
-            return plan.entry
-        step = None if data["step"] is None else run.step(data["round"], data["step"])
-        if step is None:
-            return None
-        return output_entry(run, step, data.get("attempt", step.accepted))
-
-    def _sampled(self, pool: Pool, entry: Entry) -> None:
+    def _sampled(self, run: Run, pool: Pool, entry: Entry) -> None:
         data = entry.data
         rule = pool.rule(data["policy"])
-        if rule is None or rule.gate != data["gate"] or rule.percent != data["percent"]:
+        if rule is None or rule.gate != data["gate"] or rule.percent != data["percent"] or rule.is_for_all:
             raise InvalidError("the pool has no rule that draws here")
         chosen = int(data["draw"][:16], 16) * 100 < data["percent"] * _DRAWS
-        if self._persons.sampling_salts and data["salt"] not in self._persons.sampling_salts:
-            raise InvalidError("it was drawn with another secret than the one that was made for it")
         if data["chosen"] != chosen:
             raise InvalidError("what was drawn does not follow from the number that was drawn")
         place = (data["gate"], data["round"], data["step"])
-        if self._draws.setdefault((place, rule.digest), chosen) != chosen:
-            raise InvalidError("it was drawn twice, with different results")
+        if (place, rule.digest) in self._draws:
+            raise InvalidError("it was drawn twice")
+        self._draws[place, rule.digest] = chosen
+        here = (run.id, place, rule.digest)
+        if self._persons.drawn.setdefault((data["salt"], data["draw"]), here) != here:
+            raise InvalidError("the same number was drawn for something else")
+        self._secret_is_known(run, data["salt"])
 
-    def _decided(self, review: Review, entry: Entry) -> None:
+    def _secret_is_known(self, run: Run, salt: str) -> None:
+        """The secret is the one on record; nobody without it can tell whether a number follows from it."""
+        if salt not in self._persons.sampling_salts:
+            if self._persons.sampling_salts or self._persons.log.complete:
+                raise InvalidError("it was drawn with another secret than the one that was made for it")
+            self._findings.undecidable(
+                f"that the secret which decided what was sampled in run {run.id} was made before: "
+                "the bundle does not hold the entry of the tenant's own chain that says so"
+            )
+        self._findings.unproven(
+            f"that exactly those places of run {run.id} were reviewed which its secret drew: what was drawn, and what "
+            "passed because it was not, is the record's word until somebody who is given the secret draws again"
+        )
+
+    def _decided(self, run: Run, review: Review, entry: Entry) -> None:
         data = entry.data
+        if len(review.decisions) >= DECISIONS_MAX:
+            raise InvalidError("there are more decisions than a review ever has")
         decision = Decision(entry, data["person"])
-        expires_at = review.data.get("expires_at")
-        if expires_at is not None and entry.at > expires_at:
-            raise InvalidError("the decision came when the review had expired")
+        _is_in_time(run, review, entry)
         if (data["subject"], data["shown"]) != (review.data["subject"], review.data["shown"]):
             raise InvalidError("the decision was given for something else than what was asked")
-        people = {self._persons.person(account, entry) for account in decision.accounts}
-        self._may_decide(review, entry, people)
-        for other in review.decisions:
-            if not people.isdisjoint(self._persons.person(account, entry) for account in other.accounts):
-                raise InvalidError(f"{data['person']} decided twice")
+        self._may_decide(run, review, entry)
+        self._means_something(review, entry)
         review.decisions.append(decision)
 
-    def _may_decide(self, review: Review, entry: Entry, people: set[str]) -> None:
-        own = {self._persons.person(account, entry) for account in review.excluded}
-        if review.data["four_eyes"] and not people.isdisjoint(own):
+    def _may_decide(self, run: Run, review: Review, entry: Entry) -> None:
+        accounts = accounts_of(entry)
+        people = self._persons.people(accounts, entry)
+        authors = self._authors_of(run)
+        if not people.isdisjoint(review.own(authors, self._persons, entry)):
             raise InvalidError(f"{entry.data['person']} decided on a run of their own")
-        reviewers = set(review.data.get("reviewers", []))
-        if reviewers and reviewers.isdisjoint({entry.actor, self._persons.person(entry.actor, entry)}):
+        if not review.asks(entry.actor, self._persons.person(entry.actor, entry)):
             raise InvalidError(f"{entry.data['person']} was not asked to decide")
+        before = {account for other in review.decisions for account in other.accounts}
+        if not people.isdisjoint(self._persons.people(before, entry)):
+            raise InvalidError(f"{entry.data['person']} decided twice")
 
-    def _closed(self, review: Review, entry: Entry) -> None:
+    def _means_something(self, review: Review, entry: Entry) -> None:
+        """A decision is given in the words of the pool, the usual ones for the gate, or the reviewer's own."""
+        kinds = {row["kind"] for row in committed(entry.data)}
+        if "meaning" not in kinds:
+            raise InvalidError("it does not commit to what the decision means")
+        kind = "bypass" if entry.type == "review.bypassed" else entry.data["decision"]
+        if kind != "approve" and "reason" not in kinds:
+            raise InvalidError("it is given without a reason")
+        if kind == "bypass":
+            return
+        code = entry.data["meaning"]
+        if code not in (_MEANINGS[kind][review.place[0]], _OWN_WORDS):
+            raise InvalidError("the decision means something else than what was asked")
+        wanted = None if review.rule is None or code == _OWN_WORDS or kind != "approve" else review.rule.meaning
+        if wanted is not None and self._displays.words(entry, "meaning") not in (None, wanted):
+            raise InvalidError("the approval does not say what the pool's rule makes approvals say")
+
+    def _closed(self, run: Run, review: Review, entry: Entry) -> None:
         state = entry.data["state"]
+        if state == "bypassed":
+            raise InvalidError("nobody broke the glass")
         if state == "approved":
-            approvers = review.approvers(self._persons, entry)
-            if len(approvers) < review.data["approvals"]:
-                raise InvalidError(f"{len(approvers)} of {review.data['approvals']} approvals are on record")
+            self._enough(run, review, entry, "{} of {} approvals are on record")
             if review.is_rejected:
                 raise InvalidError("it was rejected")
-        if state == "rejected" and all(decision.approves for decision in review.decisions):
+        if state == "rejected" and not review.is_rejected:
             raise InvalidError("nobody rejected it")
         expires_at = review.data.get("expires_at")
         if state == "expired" and (expires_at is None or entry.at < expires_at):
             raise InvalidError("it had not expired")
+        is_over = state == "rejected" or (state == "expired" and review.data.get("on_expiry") == "reject")
+        if entry.data.get("sent_back"):
+            self._is_sent_back(run, review, state)
+        elif is_over and review.holds and review.rule is not None and review.rule.ends:
+            self._given_up[review.place[1:]] = run.execution
         review.state, review.closed = state, entry
 
-    def _bypassed(self, review: Review, entry: Entry) -> None:
-        people = {self._persons.person(account, entry) for account in (entry.actor, entry.on_behalf_of) if account}
-        allowed = "others" if review.rule is None else review.rule.bypass
-        own = {self._persons.person(account, entry) for account in review.excluded}
-        if allowed == "never" or (allowed == "others" and not people.isdisjoint(own)):
+    def _is_sent_back(self, run: Run, review: Review, state: str) -> None:
+        gate, number, position = review.place
+        if state != "rejected" or gate not in ("after", "answer") or not review.holds:
+            raise InvalidError("only an output that was rejected, and that the run waits with, is sent back")
+        step = None if position is None else run.step(number, position)
+        if step is not None and (step.state, step.reason) == ("waiting", "review"):
+            self._sent_back[number, position] += 1
+
+    def _enough(self, run: Run, review: Review, entry: Entry, too_few: str) -> None:
+        """Raises InvalidError unless enough approvals count when an entry is written."""
+        needed = review.data["approvals"]
+        count = len(review.approvers(self._authors_of(run), self._persons, entry))
+        if count < needed:
+            raise InvalidError(too_few.format(count, needed))
+
+    def _say_doubt(self, run: Run, review: Review, entry: Entry) -> None:
+        """Says where it depends on when a link was made that enough approvals count."""
+        authors, needed = self._authors_of(run), review.data["approvals"]
+        if any(len(review.approvers(authors, self._persons, entry, links)) < needed for links in IN_DOUBT):
+            who = f"enough people who may do so approved review {review.id} of run {run.id}"
+            self._findings.undecidable(f"that {who}: {_IN_DOUBT.format(entry)}")
+
+    def _bypassed(self, run: Run, review: Review, entry: Entry) -> None:
+        if not self._may_break(run, review, entry, "stated"):
             raise InvalidError("the pool's rule does not let them break the glass")
+        before = {account for other in review.decisions for account in other.accounts}
+        people = self._persons.people(accounts_of(entry), entry)
+        if not people.isdisjoint(self._persons.people(before, entry)):
+            raise InvalidError(f"{entry.data['person']} decided before")
+        _is_in_time(run, review, entry)
+        self._means_something(review, entry)
+        if not all(self._may_break(run, review, entry, links) for links in IN_DOUBT):
+            who = f"somebody who may do so broke the glass of review {review.id} of run {run.id}"
+            self._findings.undecidable(f"that {who}: {_IN_DOUBT.format(entry)}")
         review.state, review.bypassed = "bypassed", entry
+
+    def _may_break(self, run: Run, review: Review, entry: Entry, links: Links) -> bool:
+        """Whether the rule lets them break the glass."""
+        allowed = review.data.get("bypass")
+        if allowed != "others":
+            return bool(allowed == "anyone")
+        people = self._persons.people(accounts_of(entry), entry, links)
+        asked = review.asks(entry.actor, self._persons.person(entry.actor, entry, links))
+        return asked and people.isdisjoint(review.own(self._authors_of(run), self._persons, entry, links))
 
     # Gates
 
@@ -287,11 +290,14 @@ class Reviews:
         for rule in self._chosen(pool, "plan", step.round, None, None):
             self._passes(run, rule, ("plan", step.round, None), plan.hash, entry)
         for rule in self._chosen(pool, "before", step.round, step, step.worker):
-            self._passes(run, rule, ("before", step.round, step.position), plan.hash, entry, worker=step.worker)
+            basis = self._basis(pool, step)
+            self._passes(run, rule, ("before", step.round, step.position), plan.hash, entry, basis=basis)
         for source in step.reads:
             other = run.rounds[step.round].steps[source]
             if other.accepted is not None:
                 self._output(run, pool, other, entry, ("after",))
+        if run.execution in (self._given_up.get((step.round, at)) for at in (None, step.position)):
+            raise InvalidError("it was called though a review had ended in a rejection, with which the run had to fail")
 
     def accepted_at_once(self, run: Run, pool: Pool, step: Step) -> None:
         """Checks that an output which was accepted when it came had no gate to pass. Raises InvalidError."""
@@ -312,14 +318,14 @@ class Reviews:
     def at_the_end(self, run: Run) -> None:
         """Checks what must have followed; says who let things through that nobody approved."""
         for review in self.all.values():
+            if review.state == "approved" and not review.holds and review.closed is not None:
+                self._say_doubt(run, review, review.closed)
             if review.bypassed is None:
                 continue
             follows = [
                 other
-                for other in self.all.values()
-                if other.data["reason"] == "break-glass"
-                and other.data["subject"] == review.data["subject"]
-                and other.requested.seq > review.bypassed.seq
+                for other in self._about[review.matter]
+                if other.data["reason"] == "break-glass" and other.requested.seq > review.bypassed.seq
             ]
             if not follows:
                 self._findings.fault(str(review.bypassed), "the glass was broken, and no later review was asked for")
@@ -328,6 +334,16 @@ class Reviews:
                     f"that anybody looked at what {review.bypassed.data['person']} let through in run {run.id} "
                     "by breaking the glass: the later review is open"
                 )
+
+    def _basis(self, pool: Pool, step: Step) -> dict[str, Any]:
+        """What a step is done with, as the engine compares it with what was approved."""
+        worker = pool.worker(step.worker)
+        return {
+            "worker": step.worker,
+            "model": None if worker is None else worker.model,
+            "attempts_base": step.attempts_base,
+            "sent_back": self._sent_back[step.round, step.position],
+        }
 
     def _output_gates(self, run: Run, step: Step) -> tuple[str, ...]:
         is_last = step.position == len(run.rounds[step.round].steps) - 1
@@ -365,7 +381,7 @@ class Reviews:
         subject: str,
         entry: Entry,
         *,
-        worker: str | None = None,
+        basis: Mapping[str, Any] | None = None,
         attempt: str | None = None,
     ) -> None:
         """Raises InvalidError unless the newest review of exactly this lets it through."""
@@ -373,13 +389,8 @@ class Reviews:
         where = f"the gate `{gate}` of " + (f"round {number}" if position is None else f"step {position}")
         about = [
             review
-            for review in self.all.values()
-            if review.holds
-            and review.data["reason"] in _BY_RULE
-            and review.place == place
-            and review.data.get("attempt") == attempt
-            and (review.data["policy"], review.data["subject"]) == (rule.digest, subject)
-            and _counts_for(review, run.execution, worker)
+            for review in self._about.get((place, rule.digest, subject, attempt), ())
+            if review.holds and review.data["reason"] in BY_RULE and _counts_for(review, run.execution, basis)
         ]
         if not about:
             raise InvalidError(f"{where} was passed without a review of what passed it")
@@ -395,36 +406,35 @@ class Reviews:
             )
         elif review.state != "approved":
             raise InvalidError(f"{where} was passed although its review was {review.state}")
-        elif len(review.approvers(self._persons, entry)) < review.data["approvals"]:
-            raise InvalidError(f"{where} was passed with approvals that did not count any more")
+        else:
+            self._enough(run, review, entry, f"{where} was passed with approvals that did not count any more")
+            self._say_doubt(run, review, entry)
 
 
-def _accounts(entry: Entry) -> set[str]:
-    """Who acted, and for whom, the engine itself left out."""
-    return {account for account in (entry.actor, entry.on_behalf_of) if account not in (None, ENGINE)}
+def _breakers(review: Review, same: Iterable[Review]) -> frozenset[str]:
+    """Who let the same thing through by breaking the glass last: they do not review it afterwards."""
+    if review.data["reason"] != "break-glass":
+        return frozenset()
+    broken = [other.bypassed for other in same if other.bypassed is not None]
+    return frozenset(accounts_of(broken[-1])) if broken else frozenset()
 
 
-def _planners(run: Run) -> set[str]:
-    """Who planned a round by hand."""
-    return {account for planned in run.rounds.values() for account in _accounts(planned.entry)}
-
-
-def _escalates_to(before: Review, review: Review) -> bool:
-    """Whether a review expired so that the people of another one's level are asked."""
-    old, new = before.data, review.data
-    same = before.place == review.place and (old["policy"], old["subject"]) == (new["policy"], new["subject"])
-    follows = old.get("level", 0) + 1 == new.get("level", 0) and old.get("on_expiry") == "escalate"
-    in_time = not review.holds or old.get("execution") == new.get("execution")
-    return same and follows and in_time and before.state == "expired"
-
-
-def _expires_properly(review: Review) -> None:
-    """Raises InvalidError for an expiry that no rule could have set."""
-    expires_at, on_expiry = review.data.get("expires_at"), review.data.get("on_expiry")
-    if (expires_at is None) != (on_expiry is None):
-        raise InvalidError("it expires if and only if it says what follows")
-    if expires_at is not None and expires_at <= review.requested.at:
-        raise InvalidError("it had expired before it was asked for")
+def _is_in_time(run: Run, review: Review, entry: Entry) -> None:
+    """Raises InvalidError for a decision that comes when there is nothing to decide any more."""
+    data, expires_at = review.data, review.data.get("expires_at")
+    if expires_at is not None and entry.at >= expires_at:
+        raise InvalidError("the decision came when the review had expired")
+    if not review.holds:
+        return
+    if run.cancelling:
+        raise InvalidError("the decision came when the run was being cancelled")
+    gate, number, position = review.place
+    if gate in ("plan", "before") and data.get("execution") != run.execution:
+        raise InvalidError("the decision came when the run had been resumed")
+    step = None if position is None else run.step(number, position)
+    own = run.attempts.get(data.get("attempt") or "")
+    if step is not None and own is not None and not (step.attempts and step.attempts[-1] is own):
+        raise InvalidError("the decision came when the step had been called again")
 
 
 def _rejects(earlier: Review, review: Review) -> bool:
@@ -441,21 +451,12 @@ def _goes_stale(review: Review, entry: Entry) -> bool:
     return is_end and review.state in ("approved", "bypassed")
 
 
-def _counts_for(review: Review, execution: int, worker: str | None) -> bool:
-    """Whether a review is about this execution and, at the gate `before`, about this worker.
+def _counts_for(review: Review, execution: int, basis: Mapping[str, Any] | None) -> bool:
+    """Whether a review is about this execution and, at the gate `before`, about a call on this basis.
 
     A new execution is a new decision to spend, and may ask again what was rejected before.
     """
     renewed = review.place[0] in ("plan", "before") or review.state in ("rejected", "expired")
-    if renewed and review.data.get("execution", execution) != execution:
+    if renewed and review.data.get("execution") != execution:
         return False
-    basis = review.data.get("basis")
-    return worker is None or not isinstance(basis, dict) or basis.get("worker", worker) == worker
-
-
-def output_entry(run: Run, step: Step, attempt: str | None) -> Entry:
-    """The entry by which an output came into a run: its call, its child's end, or the fork that took it over."""
-    own = None if attempt is None else run.attempts.get(attempt)
-    if own is not None and own.closed is not None:
-        return own.closed
-    return step.child_ended or run.created
+    return basis is None or review.data.get("basis") == basis

@@ -10,14 +10,17 @@ from engine.verifier.bundle import Bundle, read_bundle
 from engine.verifier.chains import Entry, read_chains
 from engine.verifier.contents import Contents, verify_contents
 from engine.verifier.displays import Displays
-from engine.verifier.families import verify_brackets, verify_families, verify_links, verify_system
+from engine.verifier.exports import verify_exports
+from engine.verifier.families import verify_brackets, verify_families, verify_links, verify_system, verify_unseen_holds
 from engine.verifier.faults import Findings, InvalidError
+from engine.verifier.holds import read_holds, verify_erasures
 from engine.verifier.log import verify_log, verify_signed
 from engine.verifier.note import Verifier
 from engine.verifier.persons import Persons, read_persons
 from engine.verifier.pools import Pool, read_pool
 from engine.verifier.replay import Replay
 from engine.verifier.report import Report
+from engine.verifier.review_records import authors_before
 from engine.verifier.reviews import Reviews
 from engine.verifier.visibility import Visibility, child_task_fault, owners
 
@@ -56,8 +59,12 @@ def _verify(report: Report, data: bytes, trust: Sequence[Verifier], saved: bytes
     verify_brackets(chains, log, findings)
     pools = report.pools = _pools(bundle, chains, findings)
     if not findings.faults:
-        _replay(report, chains, contents, pools, read_persons(system, findings))
-        verify_families(report.runs, findings)
+        persons = read_persons(system, findings, log, chains, bundle.created_at)
+        _replay(report, chains, contents, pools, persons)
+        verify_families(report.runs, contents, log, findings)
+        verify_exports(bundle, report.runs, system, findings)
+        verify_erasures(report.runs, read_holds(system, findings), contents, log, findings)
+        verify_unseen_holds(bundle, report.runs, chains, log, findings)
         decided = [run for run, found in report.reviews.items() if any(one.decisions for one in found.all.values())]
         verify_links(bundle, chains, log, decided, findings)
     verify_signed(bundle, log, findings)
@@ -104,7 +111,8 @@ def _replay(
     findings = report.findings
     visibility = Visibility(contents, findings)
     for head in report.bundle.runs if report.bundle is not None else ():
-        reviews = Reviews(persons, Displays(contents, findings), findings)
+        authors = authors_before(chains, head.chain)
+        reviews = Reviews(persons, Displays(contents, findings), findings, authors)
         try:
             replay = Replay(chains[head.chain], pools, visibility, reviews)
         except InvalidError as error:

@@ -6,7 +6,7 @@ statement about these names, and the rendered bytes prove that the names tell th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engine.verifier.canonical import parse
@@ -20,9 +20,11 @@ from engine.verifier.records import ACCEPTED_STATES, Attempt, Round, Run, Step
 from engine.verifier.rendering import Manifest, TextMissingError, UnknownRendererError, messages, read_manifest, render
 
 MANIFEST = "prompt_manifest"
-# What a hostile bundle may cost: bytes of prompts rendered, and characters of texts that are made inert for them.
+# What a hostile bundle may cost: bytes of prompts rendered, characters of texts that are made inert for them, and
+# brackets in these texts. Each bracket may begin a mark, and looking costs a hundred times as much as a letter does.
 RENDERED_BYTES_MAX: Final = 4 * 2**30
 INERT_CHARS_MAX: Final = 128 * 2**20
+INERT_BRACKETS_MAX: Final = 4 * 2**20
 _CACHE_CHARS_MAX: Final = 64 * 2**20
 
 
@@ -42,7 +44,12 @@ class Visibility:
         self.child_tasks: dict[str, str] = {}
         # The inert forms of texts, made once for all prompts that show them.
         self._inert: dict[str, str] = {}
-        self._cached = self._made_inert = self._rendered = 0
+        # What the calls of a place made, by run, round and position, with how many calls that covers: a place may have
+        # thousands, and each of them may have been shown what those before it made.
+        self._made: dict[tuple[str, int, int | None], tuple[int, set[str]]] = {}
+        # The remarks that belong to each text of a planning call, by run and text.
+        self._remarks_of: dict[tuple[str, str], str] = {}
+        self._cached = self._made_inert = self._brackets = self._rendered = 0
 
     def comment(self, run: str, place: tuple[int, int | None], entry: Entry) -> None:
         """Remembers what reviewers wrote about a place."""
@@ -149,35 +156,51 @@ class Visibility:
         parts = set(manifest.parts)
         if manifest.kind == "plan":
             # What the parser had to say about a plan's text belongs to it.
-            parts |= {self._remarks_id(run, repair) for repair in manifest.document["repairs"]}
+            parts |= {self._remarks_id(run, entry.data["round"], repair) for repair in manifest.document["repairs"]}
         if said is not None and set(said) != parts:
             raise InvalidError("the entry names other artifacts as shown than the prompt's manifest")
         return frozenset(parts)
 
-    def _remarks_id(self, run: Run, repair: str) -> str:
-        for attempts in run.planning.values():
-            for attempt in attempts:
-                if artifact_id(attempt.id, "plan_text") == repair:
-                    return artifact_id(attempt.id, "plan_remarks")
-        raise InvalidError("the prompt shows a plan's text that is not one of this run")
+    def _remarks_id(self, run: Run, number: int, repair: str) -> str:
+        self._made_by(run, (number, None), run.planning.get(number, []))
+        remarks = self._remarks_of.get((run.id, repair))
+        if remarks is None:
+            raise InvalidError("the prompt shows a plan's text that is not one of this run's round")
+        return remarks
 
-    def _only(self, shown: frozenset[str], allowed: set[str], words: str) -> None:
-        for artifact in sorted(shown - allowed):
+    def _made_by(self, run: Run, place: tuple[int, int | None], attempts: Sequence[Attempt]) -> set[str]:
+        """The outputs, or the plans' texts, that the calls of a place may have made."""
+        count, made = self._made.get((run.id, *place), (0, set()))
+        for attempt in attempts[count:]:
+            if attempt.step is None:
+                text, remarks = (artifact_id(attempt.id, kind) for kind in ("plan_text", "plan_remarks"))
+                self._remarks_of[run.id, text] = remarks
+                made |= {text, remarks}
+            else:
+                made.add(artifact_id(attempt.id, "output"))
+        self._made[(run.id, *place)] = (len(attempts), made)
+        return made
+
+    def _only(self, shown: frozenset[str], allowed: Sequence[set[str]], words: str) -> None:
+        for one in allowed:
+            # As costly as what was shown is long, however much is allowed.
+            shown -= one
+        for artifact in sorted(shown):
             row = self._contents.listed(artifact)
             kind = "a text" if row is None else f"the {row.kind}"
             raise InvalidError(f"{words} {kind} {artifact}, which its access list does not open")
 
-    def _step_inputs(self, run: Run, step: Step) -> set[str]:
+    def _step_inputs(self, run: Run, step: Step) -> list[set[str]]:
         """Everything that the prompt of a step may be made of."""
         allowed = {artifact_id(run.id, "task"), artifact_id(self._step_id(run, step), "subtask")}
         for other in self._readable(run, step):
             allowed.add(artifact_id(self._step_id(run, other), "subtask"))
             if other.accepted is not None:
                 allowed.add(artifact_id(other.accepted, "output"))
-        allowed |= {artifact_id(attempt.id, "output") for attempt in step.attempts}
         if step.child_ended is not None and step.child_ended.data.get("answer") is not None:
             allowed.add(artifact_id(step.child_ended.data["answer"], "output"))
-        return allowed | self._comments.get((run.id, step.round, step.position), set())
+        place = (step.round, step.position)
+        return [allowed, self._made_by(run, place, step.attempts), self._comments.get((run.id, *place), set())]
 
     def _readable(self, run: Run, step: Step) -> list[Step]:
         """The steps that a step may read and that have an output."""
@@ -186,16 +209,14 @@ class Visibility:
             found = [*run.rounds[step.round - 1].steps, *found]
         return [other for other in found if other.state in ACCEPTED_STATES]
 
-    def _planning_inputs(self, run: Run, attempt: Attempt) -> set[str]:
+    def _planning_inputs(self, run: Run, attempt: Attempt) -> list[set[str]]:
         allowed = {artifact_id(run.id, "task")}
         before = run.rounds.get(attempt.round - 1)
         if before is not None:
             allowed.add(artifact_id(derived_id(run.id, f"plan/{attempt.round - 1}"), "plan"))
             if before.steps and before.steps[-1].accepted is not None:
                 allowed.add(artifact_id(before.steps[-1].accepted, "output"))
-        for other in run.planning[attempt.round]:
-            allowed |= {artifact_id(other.id, kind) for kind in ("plan_text", "plan_remarks")}
-        return allowed
+        return [allowed, self._made_by(run, (attempt.round, None), run.planning[attempt.round])]
 
     def _names_its_steps(self, run: Run, step: Step, manifest: Manifest) -> None:
         """A step's prompt names every step that it may read, once, with its own texts."""
@@ -241,15 +262,20 @@ class Visibility:
         known = self._inert.get(artifact)
         if known is not None:
             return known
-        text = self._text(artifact)
-        self._made_inert += len(text)
-        if self._made_inert > INERT_CHARS_MAX:
-            raise TooMuchError("too much text")
+        text = self._spent(self._text(artifact))
         inert = make_inert(text)
         if self._cached + len(inert) <= _CACHE_CHARS_MAX:
             self._inert[artifact] = inert
             self._cached += len(inert)
         return inert
+
+    def _spent(self, text: str) -> str:
+        """The text, which is about to be made inert. Raises TooMuchError where the bundle's share is used."""
+        self._made_inert += len(text)
+        self._brackets += text.count("<") + text.count("[") + text.count("]")
+        if self._made_inert > INERT_CHARS_MAX or self._brackets > INERT_BRACKETS_MAX:
+            raise TooMuchError("too much text")
+        return text
 
     def _text(self, artifact: str) -> str:
         content = self._contents.content(artifact)
@@ -261,7 +287,8 @@ class Visibility:
         row = self._contents.listed(plan_text)
         if row is None:
             raise TextMissingError("a text is missing")
-        return self._text(artifact_id(row.owner, "plan_remarks"))
+        # What it quotes is made inert by the renderer, each time anew.
+        return self._spent(self._text(artifact_id(row.owner, "plan_remarks")))
 
 
 def child_task_fault(run: Run, visibility: Visibility, contents: Contents) -> str | None:

@@ -100,7 +100,14 @@ BEGIN
         RAISE EXCEPTION 'a review cannot go from % to %', OLD.state, NEW.state USING ERRCODE = 'PD018';
     END IF;
     IF NEW.state = 'approved' AND (
-        SELECT count(DISTINCT person) FROM review_decisions WHERE review_id = NEW.id AND decision = 'approve'
+        -- By whose accounts they are by now: accounts may have been linked since, to each other or to an author.
+        SELECT count(DISTINCT person_of(NEW.tenant_id, decided.actor_id)) FROM review_decisions AS decided
+        WHERE decided.review_id = NEW.id AND decided.decision = 'approve' AND NOT (NEW.four_eyes AND EXISTS (
+            SELECT FROM (SELECT run_authors(NEW.run_id) UNION SELECT unnest(NEW.excluded)) AS own (account)
+            WHERE person_of(NEW.tenant_id, own.account) IN (
+                person_of(NEW.tenant_id, decided.actor_id), person_of(NEW.tenant_id, decided.on_behalf_of)
+            )
+        ))
     ) < NEW.approvals THEN
         RAISE EXCEPTION 'a review is approved by people' USING ERRCODE = 'PD018';
     END IF;
@@ -180,6 +187,7 @@ def _create_reviews() -> None:
         sa.Column("holds", sa.Boolean(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("attempt_id", sa.Uuid(), nullable=True),
+        sa.Column("basis", sa.LargeBinary(), nullable=True),
         sa.Column("execution", sa.Integer(), nullable=False),
         sa.Column("subject", sa.LargeBinary(), nullable=False),
         sa.Column("plan", sa.LargeBinary(), nullable=False),
@@ -213,6 +221,7 @@ def _create_reviews() -> None:
         sa.CheckConstraint("(expires_at IS NULL) = (on_expiry IS NULL)", name=op.f("ck_reviews_expiry")),
         sa.CheckConstraint("(state = 'open') = (closed_at IS NULL)", name=op.f("ck_reviews_closed")),
         sa.CheckConstraint("(gate = 'plan') = (position IS NULL)", name=op.f("ck_reviews_position")),
+        sa.CheckConstraint("basis IS NULL OR gate = 'before'", name=op.f("ck_reviews_basis")),
         sa.CheckConstraint("approvals >= 1 AND level >= 0", name=op.f("ck_reviews_approvals")),
         sa.CheckConstraint(
             "octet_length(subject) = 32 AND octet_length(plan) = 32 AND octet_length(policy) = 32"

@@ -16,8 +16,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from tests.support.crash.books import Books
 from tests.support.crash.endpoint import Request
-from tests.support.crash.invariants import Books, find_faults
+from tests.support.crash.invariants import find_faults
 from tests.support.crash.shapes import SHAPES
 from tests.support.crash.suite import CrashTest, Verdict, bugs, crash
 
@@ -33,7 +34,9 @@ def verdict() -> Verdict:
 
 def test_workers_temporal_and_postgres_are_killed_and_every_promise_holds(verdict: Verdict) -> None:
     assert not verdict.faults, verdict.report
-    assert len(verdict.submitted) == len(SHAPES)
+    # A run for each shape, and those that orders make of them.
+    assert len(verdict.submitted) == len(SHAPES) + sum(shape.becomes is not None for shape in SHAPES)
+    assert {shape.name for shape in verdict.submitted.values()} >= {"reviewed", "resumed after a bad key", "fork"}
 
 
 def _any_run(books: Books, state: str = "succeeded") -> UUID:
@@ -91,6 +94,59 @@ def _orphan(books: Books, requests: Sequence[Request]) -> Altered:
     return replace(books, runs={**books.runs, parent["id"]: parent}), requests
 
 
+def _of_shape(books: Books, name: str) -> UUID:
+    """A run that shows what is peculiar to a shape."""
+    fits: dict[str, Callable[[UUID, dict[str, Any]], bool]] = {
+        "reviewed": lambda run_id, _: bool(books.reviews.get(run_id)),
+        "resumed": lambda _, run: bool(run["execution"] > 1),
+        "fork": lambda _, run: run["source_run_id"] is not None,
+    }
+    return next(run_id for run_id, run in books.runs.items() if fits[name](run_id, run))
+
+
+def _review(books: Books, requests: Sequence[Request], **changes: Any) -> Altered:
+    run_id = _of_shape(books, "reviewed")
+    first, *others = books.reviews[run_id]
+    return replace(books, reviews={**books.reviews, run_id: [{**first, **changes}, *others]}), requests
+
+
+def _asked_twice(books: Books, requests: Sequence[Request]) -> Altered:
+    run_id = _of_shape(books, "reviewed")
+    own = books.reviews[run_id]
+    return replace(books, reviews={**books.reviews, run_id: [*own, {**own[0], "id": uuid4()}]}), requests
+
+
+def _decided_twice(books: Books, requests: Sequence[Request]) -> Altered:
+    run_id = _of_shape(books, "reviewed")
+    own = books.decisions[run_id]
+    return replace(books, decisions={**books.decisions, run_id: [*own, {**own[0], "id": uuid4()}]}), requests
+
+
+def _own_decision(books: Books, requests: Sequence[Request]) -> Altered:
+    run_id = _of_shape(books, "reviewed")
+    first, *others = books.decisions[run_id]
+    own = {**first, "actor_id": books.runs[run_id]["actor_id"]}
+    return replace(books, decisions={**books.decisions, run_id: [own, *others]}), requests
+
+
+def _executed_again(books: Books, requests: Sequence[Request]) -> Altered:
+    run_id = _of_shape(books, "resumed")
+    run = {**books.runs[run_id], "execution": 3}
+    return replace(books, runs={**books.runs, run_id: run}), requests
+
+
+def _reused_step(books: Books, requests: Sequence[Request], **changes: Any) -> Altered:
+    run_id = _of_shape(books, "fork")
+    first, *others = books.steps[run_id]
+    return replace(books, steps={**books.steps, run_id: [{**first, **changes}, *others]}), requests
+
+
+def _reused_step_called(books: Books, requests: Sequence[Request]) -> Altered:
+    run_id = _of_shape(books, "fork")
+    called = {**books.attempts[run_id][0], "position": 0}
+    return replace(books, attempts={**books.attempts, run_id: [*books.attempts[run_id], called]}), requests
+
+
 ALTERATIONS: dict[str, tuple[Callable[[Books, Sequence[Request]], Altered], str]] = {
     "a run that goes on": (lambda *all_: _run(*all_, state="running"), "has not ended"),
     "another end": (lambda *all_: _run(*all_, state="failed"), "without a reason"),
@@ -113,6 +169,17 @@ ALTERATIONS: dict[str, tuple[Callable[[Books, Sequence[Request]], Altered], str]
     "a budget's sum": (lambda *all_: _budget(*all_, usd_spent=Decimal(1)), "the calls of the tree make"),
     "a budget's calls": (lambda *all_: _budget(*all_, calls_spent=77), "the budget counts"),
     "a child without its parent": (_orphan, "after the end of"),
+    "an open review": (lambda *all_: _review(*all_, state="open"), "still open"),
+    "a review that was passed by": (lambda *all_: _review(*all_, state="stale"), "and the run went on"),
+    "a review of another output": (lambda *all_: _review(*all_, attempt_id=uuid4()), "another output"),
+    "a review that was asked twice": (_asked_twice, "2 reviews are about"),
+    "a review that was decided twice": (_decided_twice, "wants 1 approvals and has"),
+    "a decision that is not in the ledger": (_decided_twice, "the ledger has 0 review.decided"),
+    "an own decision": (_own_decision, "by whose run it is"),
+    "a resume too many": (_executed_again, "should have 2 executions and has 3"),
+    "a reused output of nobody": (lambda *all_: _reused_step(*all_, accepted_attempt_id=uuid4()), "has not accepted"),
+    "a step that was not reused": (lambda *all_: _reused_step(*all_, state="succeeded"), "it should [0, 1]"),
+    "a reused step that was called": (_reused_step_called, "is reused and was called"),
 }
 
 

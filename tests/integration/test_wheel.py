@@ -16,13 +16,26 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import RefusedError
 from engine.keystore.opening import open_keyring
+from engine.operations.reviewing import decide_review
 from engine.settings import TemporalSettings
 from engine.store.database import Database
 from engine.temporal_client import connect_temporal
-from tests.replay.scenes import ENDED, Stage, over_its_budget, paused, play, waiting_for_an_operator
+from tests.replay.scenes import (
+    ENDED,
+    Stage,
+    over_its_budget,
+    paused,
+    play,
+    waiting_for_a_review,
+    waiting_for_an_operator,
+)
+from tests.support.orders import connecting
 from tests.support.processes import CHECKOUT
 from tests.support.provider import Provider
+from tests.support.reviews import asked
+from tests.support.runs import ended
 from tests.support.servers import TestServers
 from tests.support.workers import WorkerChild, Workers
 
@@ -101,6 +114,19 @@ def test_the_modules_are_those_of_the_wheel(installed: Path, tmp_path: Path) -> 
     assert all(path.startswith(str(installed.parents[1])) for path in done.stdout.split())
 
 
+async def reviewed(stage: Stage) -> None:
+    """A run whose two outputs each wait for somebody: nobody approves their own, and with others' approval it ends."""
+    run_id = await play(stage, waiting_for_a_review)
+    for who in ("bob", "carol"):
+        (review,) = await asked(stage.database, run_id)
+        with pytest.raises(RefusedError) as refused:
+            await decide_review(stage.database, connecting(stage.client), review.id, "approve", actor_id="tester")
+        assert refused.value.code == "review-own"
+        done = await decide_review(stage.database, connecting(stage.client), review.id, "approve", actor_id=who)
+        assert (done.decided.review_state, done.delivered) == ("approved", True)
+    assert (await ended(stage.database, run_id)).state == "succeeded"
+
+
 @pytest.mark.slow
 async def test_a_worker_of_the_wheel_runs_plans_in_the_default_sandbox_without_a_warning(
     worker: WorkerChild, servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
@@ -112,6 +138,7 @@ async def test_a_worker_of_the_wheel_runs_plans_in_the_default_sandbox_without_a
     stage = Stage(database, client, provider, tmp_path)
     for scene in (paused, waiting_for_an_operator, over_its_budget, *ENDED):
         await play(stage, scene)
+    await reviewed(stage)
     await database.close()
     assert worker.code is None
     assert [word for word in COMPLAINTS if word in worker.said] == []

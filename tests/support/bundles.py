@@ -80,11 +80,13 @@ class Chain:
     id: UUID
     bodies: list[bytes] = field(default_factory=list)
 
-    def add(self, type_: str, *, by: str = ENGINE, on_behalf_of: str | None = "ann", **data: Any) -> str:
-        """Appends an entry to chain and log; returns its hash."""
+    def add(
+        self, type_: str, *, by: str = ENGINE, on_behalf_of: str | None = "ann", for_: str | None = None, **data: Any
+    ) -> str:
+        """Appends an entry to chain and log; returns its hash. A person acts ``for_`` somebody or for nobody."""
         prev = entry_hash(self.bodies[-1]) if self.bodies else GENESIS
         place = EntryPlace(TENANT, self.id, len(self.bodies) + 1, prev)
-        event = Event(type_, by, on_behalf_of if by == ENGINE else None, data)
+        event = Event(type_, by, on_behalf_of if by == ENGINE else for_, data)
         body = entry_bytes(place, event, self.record.now())
         self.bodies.append(body)
         self.record.leaves.append((self.id, leaf_hash(body)))
@@ -127,6 +129,14 @@ class Record:
         """A second later each time."""
         self._ticks += 1
         return BEGIN + timedelta(seconds=self._ticks)
+
+    def last(self) -> datetime:
+        """The time of the newest entry."""
+        return BEGIN + timedelta(seconds=self._ticks)
+
+    def wait(self, seconds: int) -> None:
+        """Lets time pass."""
+        self._ticks += seconds
 
     @property
     def verifier(self) -> note.Verifier:

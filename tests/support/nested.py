@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -10,6 +11,7 @@ from uuid import UUID
 from engine.contracts import child_run_id
 from engine.store.database import Database
 from engine.store.snapshots import RunSnapshot
+from engine.store.trees import Totals, read_costs
 from tests.support.provider import Provider
 from tests.support.runs import lists_plan
 from tests.support.stored import check_invariants, record, rows
@@ -62,13 +64,41 @@ async def family_of(database: Database, run_id: UUID) -> list[dict[str, Any]]:
 
 
 async def check_family(database: Database, run_id: UUID) -> list[dict[str, Any]]:
-    """What must hold for each run of a tree that has ended: consistent, ended, nothing open. Returns the rows."""
+    """What must hold for each run of a tree that has ended: consistent, ended, nothing open. Returns the rows.
+
+    The totals that people are shown of a run are those of the calls of everything below it, too.
+    """
     family = await family_of(database, run_id)
+    listed = await database.query(lambda connection: read_costs(connection, [run["id"] for run in family]))
+    records = {run["id"]: await record(database.url, run["id"]) for run in family}
     for run in family:
-        kept = await record(database.url, run["id"])
+        kept = records[run["id"]]
         check_invariants(kept)
         assert run["ended_at"] is not None, run
         assert run["state"] == "succeeded" or run["reason"] is not None
         assert all(row["state"] != "sent" for row in kept.attempts)
         assert all(step["state"] not in {"pending", "running", "waiting"} for step in kept.steps)
+        calls = [row for below in _at_or_below(family, run["id"]) for row in records[below].attempts]
+        totals = _totals_of(calls)
+        assert (await run_of(database, run["id"])).totals == totals
+        assert listed[run["id"]] == (totals.cost_usd if totals.cost_complete else None)
     return family
+
+
+def _at_or_below(family: Sequence[dict[str, Any]], top: UUID) -> set[UUID]:
+    found = {top}
+    # From the top down, so a parent is met before its children.
+    for run in family:
+        if run["parent_run_id"] in found:
+            found.add(run["id"])
+    return found
+
+
+def _totals_of(calls: Sequence[dict[str, Any]]) -> Totals:
+    return Totals(
+        cost_usd=sum((row["cost_usd"] or Decimal(0) for row in calls), Decimal(0)),
+        cost_complete=all(row["cost_usd"] is not None for row in calls),
+        input_tokens=sum(row["input_tokens"] or 0 for row in calls),
+        output_tokens=sum(row["output_tokens"] or 0 for row in calls),
+        calls=len(calls),
+    )

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid5
 
 from engine.ledger.commitment import commitment
+from engine.ledger.entry import timestamp
 from engine.ledger.reviews import REVIEW_DOMAIN
+from engine.operations.meanings import usual_meaning
+from engine.store.gates import GateRule
 from engine.store.ids import artifact_id, plan_id, step_id
 from engine.verifier.canonical import canonical
 from tests.support.bundles import RUN, PaperRun, Record, pool_of
+from worker_pools.pool.reviews import Escalation, ReviewRule
 
 
 def paper(*rules: str) -> PaperRun:
@@ -24,12 +30,15 @@ class Reviewing:
     def __init__(self, run: PaperRun, gate: str, position: int | None, *, rule: int = 0, **more: Any) -> None:
         self.run, self.chain = run, run.chain
         self.id = uuid5(RUN, f"review/{len(run.chain.bodies)}")
+        self.gate = gate
         said = run.pool.policy.reviews[rule]
         attempt = None
         if gate in {"after", "answer"} and position is not None:
             attempt = more.pop("attempt", None) or UUID(self.last("attempt.closed", position)["attempt"])
         self.subject = more.pop("subject", None) or self._subject(gate, position)
-        self.shown, manifest = self._display(gate, position, attempt, more.pop("text", None))
+        self.shown, manifest = self._display(
+            gate, position, attempt, more.pop("text", None), more.pop("manifest", None)
+        )
         plan = next(row for row in self.last("plan.accepted", None)["artifacts"] if row["kind"] == "plan")
         asked = {
             "review": str(self.id),
@@ -41,7 +50,7 @@ class Reviewing:
             "plan": plan["commitment"],
             "policy": said.digest,
             "shown": self.shown,
-            "reason": "policy",
+            "reason": GateRule(said.document).reason,
             "execution": 1,
             "level": 0,
             "approvals": said.approvals,
@@ -52,10 +61,26 @@ class Reviewing:
             "expires_at": None,
             "on_expiry": None,
             "attempt": None if attempt is None else str(attempt),
-            "basis": None,
+            "basis": None if gate != "before" or position is None else self._basis(position),
             "artifacts": [manifest],
         }
+        asked = {**asked, **more}
+        if "expires_at" not in more:
+            asked = {**asked, **self._expiry(said, asked["level"], holds=asked["holds"])}
         self.chain.add("review.requested", **{**asked, **more})
+
+    def _expiry(self, rule: ReviewRule, level: int, *, holds: bool) -> dict[str, Any]:
+        """When the review expires by its rule, and what follows then."""
+        part: ReviewRule | Escalation = rule if level == 0 or rule.escalate is None else rule.escalate
+        if part.expires_s is None or not holds:
+            return {}
+        # The entry is written at the next tick.
+        at = self.run.record.last() + timedelta(seconds=1 + part.expires_s)
+        return {"expires_at": timestamp(at), "on_expiry": part.on_expiry}
+
+    def _basis(self, position: int) -> dict[str, Any]:
+        worker = self.run.pool.worker(self.run.steps[position][0])
+        return {"worker": worker.name, "model": worker.model, "attempts_base": 0, "sent_back": 0}
 
     def last(self, type_: str, position: int | None) -> dict[str, Any]:
         """The data of the newest entry of a type, for a step."""
@@ -76,14 +101,25 @@ class Reviewing:
         )
 
     def _display(
-        self, gate: str, position: int | None, attempt: UUID | None, text: str | None
+        self,
+        gate: str,
+        position: int | None,
+        attempt: UUID | None,
+        text: str | None,
+        change: Callable[[dict[str, Any]], None] | None,
     ) -> tuple[str, dict[str, Any]]:
-        """What is shown, as the engine renders it: the commitment, and the manifest's artifact."""
-        owners = [("task", None, RUN, "task")]
+        """What is shown, as the engine renders it: the commitment, and the manifest's artifact.
+
+        The last part may have another ``text`` than is stored; ``change`` may forge facts and parts.
+        """
+        owners: list[tuple[str, int | None, UUID, str]] = [("task", None, RUN, "task")]
         if position is None:
             owners.append(("plan", None, plan_id(RUN, 0), "plan"))
         else:
             owners.append(("subtask", position, step_id(RUN, 0, position), "subtask"))
+        if gate == "before" and position is not None:
+            reads = [other for other in self.run.steps[position][2] if other in self.run.outputs]
+            owners += [("input", other, self.run.outputs[other][0], "output") for other in reads]
         if attempt is not None:
             owners.append(("output", position, attempt, "output"))
         parts = [
@@ -96,38 +132,59 @@ class Reviewing:
             "round": 0,
             "step": position,
             "pool": self.run.digest,
-            "steps": [],
+            "steps": [
+                {"step": at, "worker": worker, "model": self.run.pool.worker(worker).model, "reads": list(reads)}
+                for at, (worker, _, reads) in enumerate(self.run.steps)
+                if position in {None, at}
+            ],
             "version": 1,
         }
-        texts = [self.run.record.artifacts[artifact_id(owner, kind)].content.decode() for _, _, owner, kind in owners]
+        said: dict[str, Any] = {**facts, "parts": parts}
+        if change is not None:
+            change(said)
+        found = [self.run.record.artifacts[UUID(part["artifact"])].content.decode() for part in said["parts"]]
         if text is not None:
-            texts[-1] = text
-        shown = canonical({**facts, "parts": [{**part, "text": one} for part, one in zip(parts, texts, strict=True)]})
+            found[-1] = text
+        texts = [{**part, "text": one} for part, one in zip(said["parts"], found, strict=True)]
+        shown = canonical({**said, "parts": texts})
         salt = bytes(32)
-        manifest = canonical({**facts, "salt": salt.hex(), "parts": parts})
+        manifest = canonical({**said, "salt": salt.hex()})
         stored = self.chain.commit(self.id, "review_manifest", manifest)
         return commitment(salt, REVIEW_DOMAIN, str(self.id), shown).hex(), stored
 
-    def decide(self, by: str, decision: str = "approve", *, for_: str | None = None, **more: Any) -> Reviewing:
+    def decide(self, by: str, decision: str = "approve", *, words: str = "I checked it.", **more: Any) -> Reviewing:
         """Somebody decides."""
         order = uuid5(self.id, f"decision/{by}/{len(self.chain.bodies)}")
-        said = {
+        said: dict[str, Any] = {
             "review": str(self.id),
             "order": str(order),
             "decision": decision,
-            "meaning": "checked",
+            "meaning": usual_meaning(self.gate, decision, None)[0],
             "person": by,
             "subject": self.subject,
             "shown": self.shown,
             "checkpoint": 0,
-            "artifacts": [self.chain.commit(order, "meaning", "I checked it.")],
         }
+        if "artifacts" not in more:
+            said["artifacts"] = [self.chain.commit(order, "meaning", words)]
+            if decision != "approve":
+                said["artifacts"].append(self.chain.commit(order, "reason", "because"))
         self.chain.add("review.decided", by=by, **{**said, **more})
         return self
 
-    def close(self, state: str = "approved") -> Reviewing:
+    def close(self, state: str = "approved", *, sent_back: bool = False) -> Reviewing:
         """The review ends."""
-        self.chain.add("review.closed", review=str(self.id), state=state, sent_back=False, moved=None)
+        self.chain.add("review.closed", review=str(self.id), state=state, sent_back=sent_back, moved=None)
+        return self
+
+    def break_glass(self, by: str, **more: Any) -> Reviewing:
+        """Somebody lets the run go on without it."""
+        order = uuid5(self.id, f"broken/{by}")
+        said: dict[str, Any] = {"review": str(self.id), "order": str(order), "person": by}
+        if "artifacts" not in more:
+            texts = (("meaning", "Later."), ("reason", "because"))
+            said["artifacts"] = [self.chain.commit(order, kind, text) for kind, text in texts]
+        self.chain.add("review.bypassed", by=by, **{**said, **more})
         return self
 
     def approve(self, *people: str) -> Reviewing:

@@ -132,6 +132,10 @@ class TestServers:
 
     async def _stop_both(self) -> None:
         await asyncio.gather(self.postgres.stop(fast_s=0.0), self.temporal.stop(graceful_s=0.0))
+        # What looks after the servers' logs ends with them, a moment later.
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        if rest:
+            await asyncio.wait(rest, timeout=2.0)
 
     def _execute(self, statement: sql.SQL | sql.Composed) -> None:
         address = self.postgres_admin_url.replace("postgresql+psycopg://", "postgresql://")

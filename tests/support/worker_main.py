@@ -1,4 +1,4 @@
-"""A worker process for tests that kill one: `python -m tests.support.worker_main DATABASE_URL TEMPORAL GRACE_S`.
+"""A worker process for tests that kill one: `python -m tests.support.worker_main DATABASE_URL TEMPORAL GRACE_S [QUEUE]`.
 
 Prints `ready` when it polls; SIGTERM stops it in order.
 """
@@ -15,8 +15,8 @@ from worker_pools.process import WorkerOptions, WorkerProcess
 from worker_pools.secrets import SecretStore
 
 
-async def main(database_url: str, address: str, grace_s: float) -> None:
-    options = WorkerOptions(database_url, TemporalSettings(address), queues=("stand-in",), grace_s=grace_s)
+async def main(database_url: str, address: str, grace_s: float, queue: str = "stand-in") -> None:
+    options = WorkerOptions(database_url, TemporalSettings(address), queues=(queue,), grace_s=grace_s)
     process = WorkerProcess(options, SecretStore({}))
     await process.start()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.stop)
@@ -26,6 +26,6 @@ async def main(database_url: str, address: str, grace_s: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3]), *sys.argv[4:]))
     # A process that used Temporal's SDK sometimes aborts when the interpreter shuts down.
     os._exit(0)

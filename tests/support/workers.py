@@ -66,12 +66,13 @@ class Workers:
         self.folder = folder
         self.children: list[WorkerChild] = []
 
-    def start(self, *, grace_s: float = 0.2, env: Mapping[str, str] | None = None) -> WorkerChild:
+    def start(
+        self, *, grace_s: float = 0.2, env: Mapping[str, str] | None = None, queue: str = "stand-in"
+    ) -> WorkerChild:
         """A worker by ``tests.support.worker_main``, which says ``ready`` when it polls."""
         command = [sys.executable, "-W", "always", "-m", "tests.support.worker_main"]
-        return self.run(
-            [*command, self.database_url, self.address, str(grace_s)], environment() | dict(env or {}), CHECKOUT
-        )
+        arguments = [self.database_url, self.address, str(grace_s), queue]
+        return self.run([*command, *arguments], environment() | dict(env or {}), CHECKOUT)
 
     def run(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> WorkerChild:
         """A worker by any command."""

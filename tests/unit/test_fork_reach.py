@@ -36,7 +36,7 @@ def source_step(position: int, access: Access = (), **changes: Any) -> SourceSte
 
 
 def source_of(steps: Sequence[SourceStep], *, round_number: int = 0) -> ForkSource:
-    return ForkSource(uuid4(), "succeeded", round_number, "lists", "What?", "0" * 64, b"{}", tuple(steps))
+    return ForkSource(uuid4(), "succeeded", round_number, "lists", "What?", b"{}", tuple(steps))
 
 
 def shown(steps: Sequence[Step], *, task: str = "What?") -> list[Any]:

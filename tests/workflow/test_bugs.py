@@ -18,7 +18,7 @@ from tests.support.runs import ended, lists_plan, submit_plan
 from tests.support.servers import TestServers
 from tests.support.workflows import hand_worker, handle_of, pool_of, run_of, temporal_record, until
 from tests.workflow.aviary import fail_a_workflow_task
-from tests.workflow.buggy import CODES, SECRET, BuggyRun
+from tests.workflow.buggy import CODES, SECRET, UNREADABLE, BuggyRun, UnreadableRun
 from worker_pools.process import WorkerOptions, WorkerProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,6 +31,31 @@ async def buggy(servers: TestServers, template_database: str) -> AsyncIterator[W
     async with hand_worker(url, options, BuggyRun) as process:
         yield process
     servers.drop_database(url)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unreadable(servers: TestServers, template_database: str) -> AsyncIterator[WorkerProcess]:
+    url = servers.new_database(template_database)
+    options = WorkerOptions(url, TemporalSettings(servers.temporal_address))
+    async with hand_worker(url, options, UnreadableRun) as process:
+        yield process
+    servers.drop_database(url)
+
+
+@pytest.mark.parametrize("size", [*range(1, len(UNREADABLE) + 1), None])
+async def test_an_activity_whose_arguments_cannot_be_read_fails_the_run_at_once(
+    unreadable: WorkerProcess, provider: Provider, tmp_path: Path, size: int | None
+) -> None:
+    """The SDK alone would have it tried again for ever. Without a plan (None) it is the planning that is asked for."""
+    pool = pool_of(tmp_path, provider.base_url, "plain")
+    plan = None if size is None else lists_plan(["Go."] * size, [[]] * size, [0] * size)
+    run_id = await submit_plan(unreadable, pool, plan)
+    run = await ended(unreadable.database, run_id, timeout_s=10)
+    assert run.state == "failed"
+    # A wrong number of arguments is met by Python itself.
+    assert run.reason == ("bug-type-error" if size in {4, 5} else "bug-request-unreadable")
+    assert provider.count == 0
+    assert all(not step.attempts for step in run.steps)
 
 
 @pytest.mark.parametrize("kind", range(len(CODES)))

@@ -138,7 +138,9 @@ async def test_an_approval_that_is_taken_out_or_given_by_somebody_else_is_found(
         if entry["type"] == "review.decided" and entry["data"]["review"] == asked_for:
             entry["actor"] = entry["data"]["person"] = "alice"
     found[f"runs/{run_id}/entries.jsonl"] = b"".join(canonical(entry) + b"\n" for entry in own)
-    assert verified(repacked(found, tmp_path / "changed.zip"), signer).exit_code == 1
+    report = verified(repacked(found, tmp_path / "changed.zip"), signer)
+    assert report.exit_code == 1
+    assert any("does not follow" in fault for fault in report.findings.faults), report.findings.faults
 
 
 async def test_reasons_of_people_can_be_withheld(

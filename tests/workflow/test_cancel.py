@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from temporalio.client import WorkflowFailureError
 
 from activities.executions import execution_request, start_execution
 from engine import contracts
+from engine.errors import RefusedError
 from engine.service import Submission, prepare, submit
 from engine.store.runs import create_run
 from engine.store.snapshots import RunSnapshot
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan
 from tests.support.servers import superuser_url
+from tests.support.stored import check_invariants, record, rows
 from tests.support.workflows import (
     handle_of,
     history_events,
@@ -133,15 +136,29 @@ async def test_a_cancel_that_arrives_during_open_calls_nothing_and_costs_nothing
 async def test_an_answer_that_arrives_with_the_cancel_is_kept(
     process: WorkerProcess, provider: Provider, tmp_path: Path
 ) -> None:
-    """Whatever wins, the run ends once and the step and the run agree."""
-    for delay_ms in (0, 30, 60, 120):
-        pool = pool_of(tmp_path, provider.base_url, f"sleep-{delay_ms}ms")
+    """Whatever wins, the run ends once, and the step, its call, Temporal and the run agree; both do win here."""
+    seen = set()
+    for delay_ms in (0, 30, 60, 120, 60_000):
+        provider.reset()
+        pool = pool_of(tmp_path, provider.base_url, f"sleep-{delay_ms}ms", worker={"timeouts": {"call_s": 80}})
         run_id = await submit_plan(process, pool, ONE)
-        await asyncio.sleep(0.1)
-        await handle_of(process.client, run_id).cancel()
+        if delay_ms == 0:
+            # The answer is on record before the cancel.
+            await ended(process.database, run_id)
+        else:
+            await asyncio.sleep(0.1)
+        handle = handle_of(process.client, run_id)
+        await handle.cancel()
         run = await ended(process.database, run_id)
         assert (run.state, run.steps[0].state) in {("succeeded", "succeeded"), ("cancelled", "cancelled")}
-        assert all(attempt.state != "sent" for attempt in run.steps[0].attempts)
+        assert (await handle.result())["state"] == run.state
+        assert len(run.steps[0].attempts) == provider.count <= 1
+        attempts = [attempt.state for attempt in run.steps[0].attempts]
+        assert attempts in ([["succeeded"]] if run.state == "succeeded" else [[], ["cancelled"]])
+        assert (run.answer is not None) == (run.state == "succeeded")
+        check_invariants(await record(process.database.url, run_id))
+        seen.add(run.state)
+    assert seen == {"succeeded", "cancelled"}
 
 
 @pytest.mark.parametrize("planning", [False, True])
@@ -271,3 +288,24 @@ async def test_the_same_key_twice_is_one_run(process: WorkerProcess, provider: P
     again = await submit(process.database, process.client, asked)
     assert again.id == first.id
     assert provider.count == 1
+
+
+async def test_without_a_key_two_requests_are_two_runs_and_a_key_belongs_to_one_request(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    """G3-10: an honest repetition is a run of its own; another request under a used key is refused and makes none."""
+    pool = pool_of(tmp_path, provider.base_url, "plain")
+    asked = Submission(task="Go.", pool=pool, actor_id="t", plan_text=ONE)
+    runs = {(await submit(process.database, process.client, asked)).id for _ in range(2)}
+    keyed = replace(asked, idempotency_key="key-2")
+    runs.add((await submit(process.database, process.client, keyed)).id)
+    assert len(runs) == 3
+    for run_id in runs:
+        assert (await ended(process.database, run_id)).state == "succeeded"
+    for other in (replace(keyed, task="Go away."), replace(keyed, plan_text=lists_plan(["Run."], [[]], [0]))):
+        with pytest.raises(RefusedError) as refused:
+            await submit(process.database, process.client, other)
+        assert refused.value.code == "idempotency-conflict"
+    assert provider.count == 3
+    found = await rows(process.database.url, "SELECT id FROM runs WHERE idempotency_key = 'key-2'")
+    assert len(found) == 1

@@ -202,23 +202,33 @@ async def test_a_cancel_that_is_on_record_before_the_answer_never_ends_as_succes
     process: WorkerProcess, provider: Provider, tmp_path: Path
 ) -> None:
     """The order stands and the answer arrives before the call hears of it: kept if it is there, in agreement."""
-    for delay_ms in (50, 150, 300, 600):
+    seen = set()
+    # In the first the second step has been called before the order; in the last the first is never answered.
+    for calls, delay_ms in ((2, 50), (1, 150), (1, 300), (1, 600), (1, 60_000)):
+        provider.reset()
         # The second step is slow, so that the run cannot have ended before the order on a busy machine.
-        pool = pool_of(tmp_path, provider.base_url, f"sleep-{delay_ms}ms", "sleep-5000ms")
+        pool = pool_of(
+            tmp_path, provider.base_url, f"sleep-{delay_ms}ms", "sleep-5000ms", worker={"timeouts": {"call_s": 80}}
+        )
         run_id = await submit_plan(process, pool, lists_plan(["Go."] * 2, [[], [0]], [0, 1]))
-        await asyncio.sleep(0.15)
+        await provider_reaches(provider, calls)
         await cancel(process, run_id)
         run = await ended(process.database, run_id)
         assert run.state == "cancelled"
         assert run.steps[1].state == "cancelled"
+        seen.add(run.steps[0].state)
         kept = await record(process.database.url, run_id)
         ordered_at = kept.run["cancel_requested_at"]
+        assert len(kept.attempts) == provider.count >= calls
         # By the database's clock, which says it more exactly than any pause of ours: nothing began after the order.
         assert all(row["sent_at"] < ordered_at for row in kept.attempts)
         for step in run.steps:
             assert (step.state == "succeeded") == (step.output is not None)
+            # Whatever was paid for and arrived is kept: there is no answered call without its output.
+            assert (step.state == "succeeded") == ("succeeded" in {attempt.state for attempt in step.attempts})
         check_invariants(kept)
-    await nothing_more_is_called(provider)
+        await nothing_more_is_called(provider, for_s=0.2)
+    assert seen == {"succeeded", "cancelled"}
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed"])

@@ -298,9 +298,16 @@ async def test_the_deadline_of_the_parent_stops_its_children(
     assert (run.state, run.reason) == ("failed", "deadline-exceeded")
     requests = await nothing_more_is_called(provider)
     assert len(requests) == 4
-    states = {(child.state, child.reason) for child in await children_of(process.database, run_id)}
-    assert states <= {("failed", "deadline-exceeded"), ("cancelled", "cancelled")}
-    await check_family(process.database, run_id)
+    assert [one["disconnected"] for one in requests] == [one["model"] == "slow" for one in requests]
+    for child in await children_of(process.database, run_id):
+        # The child's own timer and its parent's word come at the same moment.
+        assert (child.state, child.reason) in {("failed", "deadline-exceeded"), ("cancelled", "cancelled")}
+        assert [(step.state, len(step.attempts)) for step in child.steps] == [("cancelled", 1), ("cancelled", 0)]
+        assert [attempt.state for attempt in child.steps[0].attempts] == ["cancelled"]
+    family = await check_family(process.database, run_id)
+    assert len({one["deadline_at"] for one in family}) == 1
+    # Temporal's timer and the database's clock: when the time is up, and at once then.
+    assert all(-0.5 < (one["ended_at"] - one["deadline_at"]).total_seconds() < 3 for one in family)
 
 
 async def test_a_pause_of_the_parent_holds_its_children_and_the_end_of_it_wakes_them(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -27,7 +28,7 @@ from engine.store.schema import scripts
 from engine.temporal_client import connect_temporal
 from tests.migration.catalogue import revision
 from tests.support.provider import Provider
-from tests.support.releases import NEXT_REVISION, next_release, this_release
+from tests.support.releases import NEXT_REVISION, Release, next_release, this_release
 from tests.support.runs import ended, lists_plan, worker_process
 from tests.support.servers import TestServers, migrator_url, superuser_url
 from tests.support.stored import check_invariants, dump, execute, record, rows
@@ -39,6 +40,8 @@ pytestmark = pytest.mark.slow
 HEAD = str(scripts().get_current_head())
 # What two steps need: the first is in flight, in a pause or held while versions change, the second comes after.
 TWO = lists_plan(["Go.", "Go on."], [[], [0]], [0, 1])
+# The plan of a second round: its first step is in flight while versions change.
+MENDED = lists_plan(["Mend it.", "Conclude."], [[], [0]], [2, 1])
 BROKEN = "model_id = [0, 99]\nsubtasks = ['Go.', 'Go on.']\naccess_list = [[], [7]]\n"
 
 
@@ -61,10 +64,10 @@ class Site:
             "PODIUM_KEY_STORE": "none",
         }
 
-    async def start(self, *models: str, plan: str | None = TWO, conductor: str = "plain") -> UUID:
+    async def start(self, *models: str, plan: str | None = TWO, conductor: str = "plain", **policy: Any) -> UUID:
         folder = self.folder / uuid4().hex
         folder.mkdir()
-        pool = pool_of(folder, self.provider.base_url, *models, conductor={"model": conductor})
+        pool = pool_of(folder, self.provider.base_url, *models, conductor={"model": conductor}, policy=policy)
         submission = Submission(task="What?", pool=pool, actor_id="tester", plan_text=plan)
         return (await submit(self.database, self.client, submission)).id
 
@@ -75,7 +78,7 @@ class Site:
             kept = await record(self.database.url, run_id)
             check_invariants(kept)
             on_record += [str(attempt["id"]) for attempt in kept.attempts]
-            accepted = Counter(attempt["position"] for attempt in kept.attempts if attempt["accepted"])
+            accepted = Counter((one["round"], one["position"]) for one in kept.attempts if one["accepted"])
             assert set(accepted.values()) == {1}
         assert sorted(request["attempt_id"] for request in self.provider.requests) == sorted(on_record)
 
@@ -93,9 +96,10 @@ async def site(database: Database, provider: Provider, tmp_path: Path, workers: 
 
 
 async def _runs_in_flight(site: Site) -> dict[str, UUID]:
-    """A run in each of the states that a deploy may find: in a call, in a pause, held, planning again."""
+    """A run in each of the states that a deploy may find: in a call, in a pause, held, planning again, and so on."""
     site.provider.script({"status": 429, "headers": {"Retry-After": "10"}}, model="busy")
     site.provider.script({"text": BROKEN}, {"text": TWO, "delay_first_s": 6}, model="planner")
+    site.provider.script({"text": MENDED}, model="reviser", times=1)
     held = await site.start("sleep-1500ms", "plain")
     await provider_reaches(site.provider, 1)
     await execute(site.database.url, "UPDATE runs SET paused_at = clock_timestamp() WHERE id = %s", held)
@@ -104,16 +108,27 @@ async def _runs_in_flight(site: Site) -> dict[str, UUID]:
         "in a call": await site.start("sleep-7000ms", "plain"),
         "in a pause": await site.start("busy", "plain"),
         "planning again": await site.start("plain", "plain", plan=None, conductor="planner"),
+        "waiting for a review": await site.start("plain", "plain", reviews=[{"gate": "after", "workers": ["w0"]}]),
+        "in a later round": await site.start("plain", "plain", "sleep-7000ms", conductor="reviser", rounds_max=2),
     }
-    await provider_reaches(site.provider, 5)
+    # Of the last one: a round of two calls, the plan of the next round, and that one's first call.
+    await provider_reaches(site.provider, 5 + 1 + 4)
 
     async def all_there() -> bool:
         step = await step_of(site.database, runs["in a pause"], 0)
         held = await step_of(site.database, runs["held"], 0)
-        return bool(step.attempts) and step.attempts[0].state == "failed" and held.state == "succeeded"
+        reviewed = await step_of(site.database, runs["waiting for a review"], 0)
+        waits = (reviewed.state, reviewed.reason) == ("waiting", "review")
+        return bool(step.attempts) and step.attempts[0].state == "failed" and held.state == "succeeded" and waits
 
     await until(all_there)
     return runs
+
+
+async def _approve(site: Site, release: Release, run_id: UUID) -> None:
+    """Somebody else than who submitted the run approves what waits, by a command of this version."""
+    done = await asyncio.to_thread(release.podium, "review", "approve", str(run_id), PODIUM_ACTOR="reviewer")
+    assert done.code == 0, done.err
 
 
 async def _go_on(site: Site, run_id: UUID) -> None:
@@ -138,6 +153,8 @@ async def test_runs_in_flight_go_on_under_the_next_version_and_nothing_is_paid_t
     new_worker = await asyncio.to_thread(new.worker, site.workers)
     assert await asyncio.to_thread(old_worker.end) == 0
     await _go_on(site, runs["held"])
+    # It was asked by the old version, and the decision is taken by the new one.
+    await _approve(site, new, runs["waiting for a review"])
     for name, run_id in runs.items():
         run = await ended(site.database, run_id)
         assert run.state == "succeeded", (name, run.reason)
@@ -145,6 +162,9 @@ async def test_runs_in_flight_go_on_under_the_next_version_and_nothing_is_paid_t
         # had not come to what changed: its answer may find either version.
         assert await _markers(site, run_id) in ((0, 1) if name == "planning again" else (0,)), name
     await site.check_each_call_was_made_once(*runs.values())
+    assert (await run_of(site.database, runs["in a later round"])).round == 1
+    (decided,) = (await record(site.database.url, runs["waiting for a review"])).entries("review.decided")
+    assert decided["actor"] == "reviewer"
     fresh = await site.start("plain", "plain")
     assert (await ended(site.database, fresh)).state == "succeeded"
     assert await _markers(site, fresh) == 1
@@ -157,7 +177,8 @@ async def test_going_back_old_workers_refuse_the_new_schema_until_it_is_taken_ba
     old_worker = await asyncio.to_thread(old.worker, site.workers)
     site.provider.script({"status": 429, "headers": {"Retry-After": "6"}}, model="busy")
     of_old = await site.start("busy", "plain")
-    await provider_reaches(site.provider, 1)
+    reviewed = await site.start("plain", "plain", reviews=[{"gate": "after", "workers": ["w0"]}])
+    await provider_reaches(site.provider, 2)
     assert (await asyncio.to_thread(new.podium, "db", "upgrade")).code == 0
     new_worker = await asyncio.to_thread(new.worker, site.workers)
     assert await asyncio.to_thread(old_worker.end) == 0
@@ -185,13 +206,17 @@ async def test_going_back_old_workers_refuse_the_new_schema_until_it_is_taken_ba
     assert revision(site.database.url) == HEAD
     old_worker = await asyncio.to_thread(old.worker, site.workers)
     assert (await ended(site.database, of_old)).state == "succeeded"
+    # What waited for people waits on through both changes, and nobody has paid for it again.
+    assert (await run_of(site.database, reviewed)).state == "waiting"
+    await _approve(site, old, reviewed)
+    assert (await ended(site.database, reviewed)).state == "succeeded"
     # What the new version began, only it can go on with; the record says so instead of keeping silent.
     await until(lambda: _stuck(site, of_new), timeout_s=60)
     assert await asyncio.to_thread(old_worker.end) == 0
     assert (await asyncio.to_thread(new.podium, "db", "upgrade")).code == 0
     await asyncio.to_thread(new.worker, site.workers)
     assert (await ended(site.database, of_new)).state == "succeeded"
-    await site.check_each_call_was_made_once(of_old, of_new)
+    await site.check_each_call_was_made_once(of_old, of_new, reviewed)
 
 
 async def _stuck(site: Site, run_id: UUID) -> bool:

@@ -74,12 +74,18 @@ async def test_a_run_with_a_run_below_it_and_two_rounds(aviary: Aviary, servers:
     family = await family_of(database, run.id)
     for one in family:
         assert {row["key_epoch"] for row in (await record(database.url, one["id"])).artifacts} == {1}
-    secrets = {}
+    secrets: dict[UUID, bytes] = {}
     assert database.keys is not None
     for one in family:
         keys = database.keys.store.read(one["id"])
         assert keys is not None
         secrets[one["id"]] = keys.secret
+    needles = [secret.hex().encode() for secret in secrets.values()] + list(secrets.values())
+    written_out(database.url)
+    # The control: before, each secret is found, and only in the key store.
+    before = found_on_disk(servers, database.url, needles)
+    assert sorted(Path(path).name for path in before) == sorted(str(run_id) for run_id in secrets)
+    assert all(path.startswith(KEY_STORES[database.url].removeprefix("file://")) for path in before)
     await erase(database, order(run.id))
     for one in family:
         kept = await record(database.url, one["id"])
@@ -87,9 +93,8 @@ async def test_a_run_with_a_run_below_it_and_two_rounds(aviary: Aviary, servers:
         assert {row["kind"] for row in kept.artifacts if row["content"] is not None} <= {"basis"}
         assert await texts_of(database, one["id"], "output") == await texts_of(database, one["id"], "task") == []
     # The destroyed secrets are nowhere; the ciphertext may be in files that were not vacuumed, and opens no more.
-    gone = [secret.hex().encode() for secret in secrets.values()] + list(secrets.values())
     written_out(database.url)
-    assert found_on_disk(servers, database.url, gone) == []
+    assert found_on_disk(servers, database.url, needles) == []
     await aviary.search()
 
 

@@ -8,10 +8,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from engine.errors import RefusedError
 from engine.operations.answers import retry_step
 from engine.operations.reviewing import comment_review, request_review, show_review
+from engine.store import exchange
 from engine.store.artifacts import read_contents
 from engine.store.database import Database
 from tests.support.orders import connecting, nothing_more_is_called, order
@@ -19,12 +22,15 @@ from tests.support.provider import Provider
 from tests.support.reviews import asked, decide_as, every_run_is_proven, reviewed_pool, reviews_of, submit_as
 from tests.support.runs import ended, lists_plan
 from tests.support.stored import check_invariants, record
-from tests.support.workflows import count_events, history_events, run_of, until
+from tests.support.workflows import count_events, handle_of, history_events, run_of, until
+from tests.workflow.test_reviews_interplay import expire
+from worker_pools.pool import Pool
 from worker_pools.process import WorkerProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAIN = lists_plan(["one", "two", "three"], [[], [0], [1]], [0, 1, 2])
+ONLY = lists_plan(["one"], [[]], [0])
 FAN = lists_plan(["one", "two", "three"], [[], [], [0, 1]], [0, 1, 2])
 
 
@@ -324,6 +330,74 @@ async def test_a_review_after_the_fact_holds_nothing_up_and_binds_the_same(
     assert [line.state for line in await reviews_of(process.database, run_id)] == ["approved", "rejected"]
     (commented,) = await entries(process, run_id, "review.commented")
     assert commented["person"] == "alice"
+
+
+async def test_a_call_that_goes_to_others_is_asked_about_once_more_and_then_made(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    rule = {
+        "gate": "before", "workers": ["w1"], "reviewers": ["bob"], "expires_s": 1, "on_expiry": "escalate",
+        "escalate": {"reviewers": ["carol", "dan"]},
+    }  # fmt: skip
+    called = provider.count
+    run_id = await submit_as(
+        process, reviewed_pool(tmp_path, provider, rule), lists_plan(["one", "two"], [[], [0]], [0, 1])
+    )
+    await asked(process.database, run_id)
+    await expire(process, run_id)
+    (second,) = await asked(process.database, run_id)
+    assert (second.gate, second.step, second.level, second.reviewers) == ("before", 1, 1, ("carol", "dan"))
+    assert len(await nothing_more_is_called(provider)) == called + 1
+    await decide_as(process, second.id, "carol")
+    assert (await ended(process.database, run_id, timeout_s=10)).state == "succeeded"
+    kept = await record(process.database.url, run_id)
+    check_invariants(kept)
+    requests = [entry["data"] for entry in kept.entries("review.requested")]
+    # What the others were asked about is the same call, and nobody had to be asked a third time.
+    assert [(one["level"], one["basis"]["worker"]) for one in requests] == [(0, "w1"), (1, "w1")]
+    assert provider.count == called + 2
+
+
+async def test_a_run_without_rules_pays_nothing_for_reviews(
+    process: WorkerProcess, provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No statement about one of its runs reads or locks anything for the sake of reviews, from the first to the last.
+
+    With a rule that is for another worker the same run has more of them: the spies see what they should.
+    """
+    seen: list[tuple[str, str]] = []
+    sends = exchange._sends
+
+    def spied(session: Any, pgconn: Any, transformer: Any, sql: str, params: Any) -> Any:
+        seen.append((sql, str(params)))
+        return sends(session, pgconn, transformer, sql, params)
+
+    def executed(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        seen.append((statement, str(parameters)))
+
+    def for_reviews(run_id: UUID) -> list[str]:
+        words = ("review", "persons", "run_authors", "pg_advisory", "from ledger_entries")
+        own = [sql for sql, params in seen if str(run_id) in params]
+        assert any("attempts" in sql for sql in own)
+        return [sql for sql in own if any(word in sql.lower() for word in words)]
+
+    async def done(pool: Pool, plan: str) -> UUID:
+        run_id = await submit_as(process, pool, plan)
+        # Not asked of the database, as a person would: that reads reviews too.
+        await handle_of(process.client, run_id).result()
+        return run_id
+
+    monkeypatch.setattr(exchange, "_sends", spied)
+    event.listen(Engine, "before_cursor_execute", executed)
+    try:
+        plain = await done(reviewed_pool(tmp_path, provider), CHAIN)
+        rule = {"gate": "before", "workers": ["w2"]}
+        ruled = await done(reviewed_pool(tmp_path, provider, rule), ONLY)
+    finally:
+        event.remove(Engine, "before_cursor_execute", executed)
+    assert for_reviews(plain) == []
+    assert for_reviews(ruled)
+    assert (await run_of(process.database, plain)).state == "succeeded"
 
 
 async def test_every_run_of_this_module_is_valid_for_a_verifier_that_has_only_the_bundle(

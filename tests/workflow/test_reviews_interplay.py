@@ -28,7 +28,7 @@ from tests.support.provider import Provider
 from tests.support.reviews import asked, decide_as, every_run_is_proven, reviewed_pool, reviews_of, submit_as
 from tests.support.runs import ended, lists_plan, worker_process
 from tests.support.servers import TestServers
-from tests.support.stored import check_invariants, record
+from tests.support.stored import check_invariants, record, rows
 from tests.support.workflows import run_of, until
 from worker_pools.process import WorkerProcess
 
@@ -403,6 +403,58 @@ async def test_a_kept_answer_that_is_rejected_fails_the_run_and_the_last_rounds_
     await decide_as(process, review.id, "bob")
     assert (await ended(process.database, run_id, timeout_s=10)).state == "succeeded"
     check_invariants(await record(process.database.url, run_id))
+
+
+async def test_a_call_is_reviewed_for_whoever_makes_it_a_run_of_its_own_or_another_pools_model(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    """An auditor compares what was approved with the call: worker, model, tries. So does the engine, and both agree."""
+    provider.script({"text": ONE}, model=PLANNER)
+    provider.script({"status": 404}, model="broken")
+    rules = [{"gate": "before"}, {"gate": "plan"}]
+    pool = recursive_pool(tmp_path, provider, policy={"reviews": rules, "depth_max": 1})
+    run_id = await submit_as(process, pool, lists_plan(["Split."], [[]], [1]))
+    child_id = child_run_id(run_id, round=0, position=0)
+    for review in await asked(process.database, run_id, count=2):
+        await decide_as(process, review.id, "bob")
+    for review in await asked(process.database, child_id, count=2):
+        await decide_as(process, review.id, "bob", "bypass")
+    for review in await asked(process.database, child_id, count=2):
+        await decide_as(process, review.id, "carol")
+    assert (await ended(process.database, run_id, timeout_s=10)).state == "succeeded"
+    run_id = await submit_as(process, reviewed_pool(tmp_path, provider, *rules, models=("broken",)), ONE)
+    for number in (1, 2):
+        for review in await asked(process.database, run_id, count=2):
+            await decide_as(process, review.id, "bob")
+        run = await ended(process.database, run_id, timeout_s=10)
+        assert run.state == ("failed", "succeeded")[number - 1]
+        if number == 1:
+            await resume(process, run_id, reviewed_pool(tmp_path, provider, *rules, models=("plain",)))
+
+
+async def test_a_kept_answer_is_drawn_for_on_record_like_any_other(
+    process: WorkerProcess, provider: Provider, tmp_path: Path
+) -> None:
+    provider.script({"text": ONE}, {"text": KEEP}, model=PLANNER)
+    rule = {"gate": "answer", "sample_percent": 50}
+    pool = reviewed_pool(tmp_path, provider, rule, conductor={"model": PLANNER}, policy={"rounds_max": 2})
+    run_id = await submit_as(process, pool, None)
+
+    async def settled() -> bool:
+        for line in await reviews_of(process.database, run_id):
+            if line.state == "open":
+                await decide_as(process, line.id, "bob")
+        return (await run_of(process.database, run_id)).state == "succeeded"
+
+    await until(settled)
+    drawn = await rows(
+        process.database.url,
+        "SELECT convert_from(body, 'UTF8')::json -> 'data' AS data FROM ledger_entries "
+        "WHERE run_id = %s AND type = 'review.sampled'",
+        run_id,
+    )
+    assert [(row["data"]["gate"], row["data"]["round"], row["data"]["step"]) for row in drawn] == [("answer", 0, 0)]
+    assert drawn[0]["data"]["chosen"] == bool(await reviews_of(process.database, run_id))
 
 
 async def test_a_budget_reserves_nothing_while_people_are_asked_and_a_sent_back_step_is_paid_from_it(

@@ -291,17 +291,18 @@ async def test_a_dead_workers_call_in_a_later_round_is_failed_as_soon_as_there_i
     """Otherwise it would be Temporal that missed the heartbeat, seconds later."""
     planned(provider, MEND)
     provider.script({}, {"delay_first_s": 60}, model="slow")
-    pool = rounds_pool(tmp_path, provider, "slow")
+    # Not the queue of the module's own worker: it would take the call that is begun again, for another database.
+    pool = rounds_pool(tmp_path, provider, "slow", worker={"queue": "lone"})
     submission = Submission(task="What is gravity?", pool=pool, actor_id="tester", plan_text=ONE)
     database = Database(database_url)
     client = await connect_temporal(TemporalSettings(servers.temporal_address))
     with Workers(database_url, servers.temporal_address, tmp_path) as workers:
-        first = await asyncio.to_thread(workers.start)
+        first = await asyncio.to_thread(workers.start, queue="lone")
         await asyncio.to_thread(first.says, "ready")
         run_id = (await submit(database, client, submission)).id
         await provider_reaches(provider, 3)
         await asyncio.to_thread(first.end, signal.SIGKILL)
-    async with worker_process(database_url, servers.temporal_address):
+    async with worker_process(database_url, servers.temporal_address, queues=("lone",)):
         run = await ended(database, run_id)
     await database.close()
     assert (run.state, run.round) == ("succeeded", 1)

@@ -30,6 +30,7 @@ from tests.support.processes import CHECKOUT, environment
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan, worker_process
 from tests.support.servers import TestServers, database_name
+from tests.support.stored import record
 from tests.support.workflows import (
     handle_of,
     history_events,
@@ -331,6 +332,87 @@ async def test_a_queue_that_nobody_polls_is_a_step_that_waits(
         run = await ended(process.database, run_id)
         assert run.state == "succeeded"
         assert await handle_of(process.client, run_id).result()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute in production; the workflow reads the number from the module that is passed through to it."""
+    monkeypatch.setattr("engine.contracts.NO_WORKER_TIMEOUT", timedelta(seconds=1))
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_planning_on_a_queue_that_nobody_polls_is_shown_as_waiting(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
+) -> None:
+    provider.script({"text": ONE}, model="planner", times=1)
+    async with worker_process(database_url, servers.temporal_address) as process:
+        pool = pool_of(tmp_path, provider.base_url, "plain", conductor={"queue": "nobody", "model": "planner"})
+        run_id = await submit_plan(process, pool, None)
+
+        async def waits() -> bool:
+            run = await run_of(process.database, run_id)
+            return (run.state, run.reason) == ("waiting", "no-worker")
+
+        await until(waits)
+        # Looking again finds the same, and writes nothing.
+        entries = len((await record(database_url, run_id)).bodies)
+        await reconcile(process.database, process.client)
+        assert len((await record(database_url, run_id)).bodies) == entries
+        process.ensure_queues(["nobody"])
+        assert (await ended(process.database, run_id)).state == "succeeded"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("conductor", ["stand-in", "other"])
+async def test_a_queue_whose_workers_are_busy_is_told_from_one_without_workers(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path, conductor: str
+) -> None:
+    """One call at a time: the second run lies in the queue for longer than an unpolled one may (G3-12's backlog)."""
+    provider.script({"delay_first_s": 4.0}, model="slow", times=1)
+    async with worker_process(database_url, servers.temporal_address, calls_max=1) as process:
+        # With two queues the workflow lives on the general one.
+        pool = pool_of(
+            tmp_path, provider.base_url, "slow", "plain", conductor={"queue": conductor}, worker={"queue": "stand-in"}
+        )
+        first = await submit_plan(process, pool, ONE)
+        await provider_reaches(provider, 1)
+        second = await submit_plan(process, pool, lists_plan(["Go."], [[]], [1]))
+
+        async def busy() -> bool:
+            await reconcile(process.database, process.client)
+            run = await run_of(process.database, second)
+            assert "no-worker" not in {run.reason, run.steps[0].reason}
+            return (run.state, run.reason, run.steps[0].reason) == ("waiting", "workers-busy", "workers-busy")
+
+        await until(busy, timeout_s=5)
+        for run_id in (first, second):
+            run = await ended(process.database, run_id)
+            assert (run.state, run.reason) == ("succeeded", None)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_what_a_step_waits_for_follows_the_workers_that_come_and_go(
+    servers: TestServers, database_url: str, provider: Provider, tmp_path: Path
+) -> None:
+    provider.script({"delay_first_s": 60.0}, model="slow", times=1)
+    pool = pool_of(tmp_path, provider.base_url, "slow", "plain", conductor={"queue": "other"})
+    async with worker_process(database_url, servers.temporal_address, queues=()) as process:
+
+        async def waits_for(code: str) -> None:
+            async def shown() -> bool:
+                await reconcile(process.database, process.client)
+                return (await run_of(process.database, second)).reason == code
+
+            await until(shown)
+
+        async with worker_process(database_url, servers.temporal_address, calls_max=1):
+            await submit_plan(process, pool, ONE)
+            await provider_reaches(provider, 1)
+            second = await submit_plan(process, pool, lists_plan(["Go."], [[]], [1]))
+            await waits_for("workers-busy")
+        await waits_for("no-worker")
+        process.ensure_queues(["stand-in"])
+        assert (await ended(process.database, second)).state == "succeeded"
 
 
 async def test_a_run_whose_only_queue_nobody_polls_is_shown_as_waiting(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from worker_pools.adapters.codes import CALL_CODES, CallCode
 from worker_pools.pool import Worker
@@ -120,14 +120,25 @@ class CallFailed(Exception):  # noqa: N818  # named as a sentence: the call fail
         return self.sent and self.entry.billing != "no"
 
 
+# Providers (as litellm names them before the model's slash) whose streams it ends with `stop` even when they broke off.
+END_UNTOLD: Final = frozenset({"gemini", "vertex_ai", "vertex_ai_beta"})
+
+
+def streams(worker: Worker) -> bool:
+    """Whether the answer is asked for piece by piece; not where the end of a stream could not be told."""
+    provider, slash, _ = worker.model.partition("/")
+    untold = provider in END_UNTOLD if slash else provider.startswith("gemini")
+    return worker.adapter != "litellm" or not untold
+
+
 def request_parameters(worker: Worker) -> dict[str, Any]:
     """Every field of a request but the messages and the schema, as it is sent."""
+    streamed = {"stream": True, "stream_options": {"include_usage": True}} if streams(worker) else {}
     return {
         **worker.parameters,
         "model": worker.model,
         worker.max_tokens_parameter: worker.output_tokens_max,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        **streamed,
     }
 
 

@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from worker_pools.adapters.base import CallFailed, ModelCall, ModelReply, Progress
+from worker_pools.adapters.base import END_UNTOLD, CallFailed, ModelCall, ModelReply, Progress, streams
 from worker_pools.adapters.classify import request_id
 from worker_pools.adapters.exchange import Exchange, attempt_headers, request_body
 from worker_pools.adapters.litellm_failure import failure_of
@@ -23,8 +23,6 @@ from worker_pools.adapters.litellm_library import import_litellm
 
 # Our own limits end a call; the library's must come later, so that the record names ours.
 LIBRARY_TIMEOUT_EXTRA_S = 30.0
-# Providers whose streams litellm ends with `stop` even when they broke off.
-_END_UNKNOWN = frozenset({"gemini", "vertex_ai", "vertex_ai_beta"})
 
 
 class LiteLlmAdapter:
@@ -68,11 +66,12 @@ class _Call(Exchange):
         return self._finished()
 
     async def _request(self) -> None:
+        # Asked of the library, too: it may know a name without a provider before it.
         provider = self._litellm.get_llm_provider(self._call.worker.model)[1]
-        if provider in _END_UNKNOWN:
-            await self._whole()
-        else:
+        if streams(self._call.worker) and provider not in END_UNTOLD:
             await self._stream()
+        else:
+            await self._whole()
         if self._reply.finish_reason is None:
             raise CallFailed("stream-cut", sent=True)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from engine.verifier.archive import open_archive
 from tests.support.command import CHECKOUT, Done
 from tests.support.podium_home import PodiumHome
 from tests.support.provider import Provider
+from tests.unit.verifier.test_verifier_alone import DENIED
 
 TWO = 'model_id = ["quick", "echo"]\nsubtasks = ["first", "second"]\naccess_list = [[], [0]]\n'
 
@@ -53,15 +56,26 @@ def bundle(home: PodiumHome, run_id: str) -> Path:
     return path
 
 
+@cache
+def without_network() -> tuple[str, ...]:
+    """The beginning of a command line that has no network at all; nothing where the kernel lets nobody do that."""
+    command = ("unshare", "-rn")
+    if shutil.which("unshare") is None:
+        return ()
+    return command if subprocess.run([*command, "true"], check=False, capture_output=True).returncode == 0 else ()
+
+
 def offline(folder: Path, bundle: Path, trust: Path, *more: str) -> Done:
-    """The verifier as an auditor runs it: an isolated interpreter in an empty folder, no network, no database."""
+    """The verifier as an auditor runs it: an isolated interpreter in an empty folder, no network, no database.
+
+    In any case an audit hook denies it sockets, other processes and writing, and checks that sockets are denied.
+    """
     archive = folder / "podium-verify.pyz"
     if not archive.exists():
         command = [sys.executable, "-m", "engine.verifier.build", "-o", str(archive)]
         subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True)
-    isolate = ["unshare", "-rn"] if subprocess.run(["unshare", "-rn", "true"], check=False).returncode == 0 else []
     done = subprocess.run(
-        [*isolate, sys.executable, "-I", str(archive), str(bundle), "--trust", str(trust), *more],
+        [*without_network(), sys.executable, "-I", "-c", DENIED, str(archive), str(bundle), "--trust", str(trust), *more],
         cwd=folder, env={"PATH": os.environ["PATH"]}, capture_output=True, check=False,
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr.decode())
@@ -186,6 +200,14 @@ def test_a_pool_can_ask_that_reads_are_recorded(home: PodiumHome, provider: Prov
     reads = [(entry["actor"], entry["text"]) for entry in entries if entry["type"] == "artifact.read"]
     assert [actor for actor, _ in reads] == [f"uid-{os.getuid()}", "anna", "berta"]
     assert reads[1][1] == "read 1 stored text (podium output)"
+    # So far nobody has written anything that the log shows.
+    review = home.podium("review", "request", run_id, "--json").json["id"]
+    assert home.podium("review", "comment", review, "As in the ticket.", env={"PODIUM_ACTOR": "anna"}).code == 0
+    shown = home.podium("audit", "log", run_id, env={"PODIUM_ACTOR": "carla"})
+    assert "comment: As in the ticket." in shown.out
+    entries = home.podium("audit", "log", run_id, "--json").json["entries"]
+    (read,) = [entry for entry in entries if entry["type"] == "artifact.read" and entry["actor"] == "carla"]
+    assert read["text"] == "read 1 stored text (podium audit log)"
 
 
 @pytest.mark.slow

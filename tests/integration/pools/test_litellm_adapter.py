@@ -15,6 +15,7 @@ import pytest
 from engine import contracts
 from tests.support.provider import Provider
 from worker_pools.adapters import CallFailed, Message, ModelCall, judge
+from worker_pools.adapters.base import request_parameters
 from worker_pools.adapters.litellm import LIBRARY_TIMEOUT_EXTRA_S
 from worker_pools.pool import Timeouts, Worker
 from worker_pools.pool.file import parse_pool
@@ -75,6 +76,11 @@ async def test_an_answer_arrives_through_each_protocol(adapter, call, provider):
     assert sent["attempt_id"] == "attempt-1"
     options = sent["body"].get("generationConfig", sent["body"])
     assert options["temperature"] == 0.2
+    # What the record says of the request is what was sent.
+    said = request_parameters(call.worker)
+    whole = "gemini" in call.worker.model
+    assert ("streamGenerateContent" not in sent["path"]) if whole else sent["body"]["stream"]
+    assert ("stream" in said, "stream_options" in said) == (not whole, not whole)
 
 
 async def test_usage_that_the_provider_did_not_give_is_not_made_up(adapter, call, provider):
@@ -293,7 +299,13 @@ async def test_a_temperature_that_litellm_knows_to_be_refused_is_refused_before_
     call = replace(call, worker=call.worker.model_copy(update={"model": "openai/gpt-5"}))
     caught = await failure(adapter, call)
     assert (caught.code, caught.sent) == ("parameter-refused", False)
+    assert "temperature" in caught.provider_text
     assert provider.count == 0
+    # It is the temperature and nothing else: without it the same call is made, and none is made up in its place.
+    call = replace(call, worker=call.worker.model_copy(update={"parameters": {}}))
+    assert (await adapter.call(call, lambda _: None)).text
+    (sent,) = provider.requests
+    assert "temperature" not in sent["body"]
 
 
 async def test_no_limit_of_the_library_is_shorter_than_the_workers(adapter, call, provider, monkeypatch):

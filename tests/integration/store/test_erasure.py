@@ -27,7 +27,18 @@ from engine.store.run_writer import lock_run
 from engine.store.runs import create_run
 from engine.store.snapshots import list_runs, read_run
 from tests.support.sealed import BASIS, failed_run, finished_run, order_for, sealed_database
-from tests.support.stored import answered, check_invariants, dump, new_run, opening, record, rows, stored_run
+from tests.support.servers import superuser_url
+from tests.support.stored import (
+    answered,
+    check_invariants,
+    dump,
+    execute,
+    new_run,
+    opening,
+    record,
+    rows,
+    stored_run,
+)
 
 WORD = "kanarie-that-shall-be-forgotten"
 
@@ -258,8 +269,11 @@ async def test_another_process_stops_using_the_destroyed_keys(sealed: Database, 
     assert (await read_run(other, run_id)) is not None
     assert other.keys is not None
     remembered = other.keys._cached[run_id][1]
-    before = await rows(sealed.url, "SELECT id, run_id, content FROM artifacts WHERE run_id = %s", run_id)
-    await erase(sealed, order_for(run_id, artifact_id=artifact_id(run_id, "task")))
+    texts = "SELECT id, content FROM artifacts WHERE run_id = %s"
+    before = {row["id"]: row["content"] for row in await rows(sealed.url, texts, run_id)}
+    assert None not in before.values()
+    task = artifact_id(run_id, "task")
+    await erase(sealed, order_for(run_id, artifact_id=task))
     order = Order(run_id, "operator", reason="written after the erasure")
 
     async def late(connection: Any) -> None:
@@ -272,7 +286,18 @@ async def test_another_process_stops_using_the_destroyed_keys(sealed: Database, 
     assert other.keys._cached[run_id][1].secret != remembered.secret
     stored = await sealed.query(lambda connection: read_run_artifacts(connection, run_id))
     assert b"written after the erasure" in [one.content for one in stored]
-    assert before
+    after = {row["id"]: row["content"] for row in await rows(sealed.url, texts, run_id)}
+    assert (after[task], before[task] is None) == (None, False)
+    # What was not erased is read with a key of its own, though the secret that it was sealed with is destroyed.
+    assert after[artifact_id(opening(run_id, 0).attempt_id, "output")] is not None
+    run = await read_run(other, run_id)
+    assert run is not None
+    assert (run.task, run.steps[0].output) == (None, f"{WORD} is the output")
+    # And what is put back into the database as it was opens for nobody who remembers the old secret.
+    put_back = "SET session_replication_role = replica; UPDATE artifacts SET content = '\\x{}', erased_at = NULL"
+    await execute(superuser_url(sealed.url), f"{put_back.format(before[task].hex())} WHERE id = '{task}'")
+    (back,) = await other.query(lambda connection: read_run_artifacts(connection, run_id, [task]))
+    assert (back.content, back.salt, back.erased) == (None, None, False)
     await other.close()
 
 

@@ -307,6 +307,9 @@ async def test_attack_13_an_entry_is_back_dated(victim: Victim) -> None:
     await sealed(victim.database, victim.signer)
     found = await victim.alone()
     assert codes(found) == {"entry-back-dated"}
+    (told,) = [text for _, text in found.faults]
+    assert f"entry {place.seq} of chain {run_id} says {at:%Y-%m-%d %H:%M:%SZ}" in told
+    assert "behind a checkpoint of entries up to" in told
     # Put where its time would have it, and all signed again with the stolen key: only who kept a checkpoint can tell.
     leaves = [row["index"] for row in await rows(victim.url, "SELECT index FROM log_leaves WHERE run_id = %s", run_id)]
     await _move_leaf(victim.url, max(leaves), min(leaves) + place.seq - 1)
@@ -314,7 +317,14 @@ async def test_attack_13_an_entry_is_back_dated(victim: Victim) -> None:
     (stolen,) = victim.signer.folder.keys(TENANT)
     await resign(victim.url, stolen)
     assert (await victim.alone()).faults == []
-    assert codes(await victim.with_saved()) == {"saved-checkpoint"}
+    report = await victim.with_saved()
+    assert codes(report) == {"saved-checkpoint"}
+    assert [text for _, text in report.faults] == [
+        f"the log is not the one of the saved checkpoint (size {victim.kept.size}): its past was changed"
+    ]
+    # The signer's own memory is such a checkpoint, too.
+    await runs_on_record(victim.database)
+    assert await refusal(sealed(victim.database, victim.signer)) == "log-inconsistent"
 
 
 async def _move_leaf(url: str, old: int, new: int) -> None:
@@ -336,6 +346,22 @@ async def test_attack_14_an_old_checkpoint_is_shown_as_the_current_one(victim: V
     assert report.uncovered == report.size - first > 0
     assert report.saved_sizes == [victim.kept.size]
     assert victim.kept.size > first
+    # Freshness: all that is signed in the database is the old one, smaller than what the auditor kept.
+    assert report.checkpoints == 1
+    latest = await victim.database.write(lambda connection: log.latest_checkpoint(connection, TENANT))
+    assert latest is not None
+    assert (latest.size, latest.note != victim.kept.note) == (first, True)
+    # With what it covered gone as well, it is the current one for all that the database says; the kept one tells.
+    await cut_log(victim.url, first)
+    assert "saved-checkpoint" not in codes(await victim.alone())
+    assert "saved-checkpoint" in codes(await victim.with_saved())
+    assert await refusal(victim.signer.sign(victim.database, TENANT)) == "log-shrank"
+
+
+async def test_attack_14_checkpoints_that_were_hidden_come_back_from_the_signers_memory(victim: Victim) -> None:
+    first = (await rows(victim.url, "SELECT min(size) AS size FROM log_checkpoints"))[0]["size"]
+    await as_superuser(victim.url, f"DELETE FROM log_checkpoints WHERE size > {first}")
+    assert (await victim.alone()).uncovered > 0
     # The signer still remembers, and gives the database back what it signed.
     assert (await sealed(victim.database, victim.signer)).note == victim.kept.note
     assert (await victim.alone()).uncovered == 0

@@ -7,17 +7,22 @@ from pathlib import Path
 from uuid import UUID
 
 from engine.ledger.entry import chain_faults
+from engine.store.attempts import open_attempt
 from engine.store.database import Database
 from engine.store.holds import Matter, place_hold
 from engine.store.orders import Order, pause_run
 from engine.store.retention import due_runs, sweep
+from engine.store.review_requests import request_reviews
 from engine.store.runs import create_run
+from engine.store.settling import Settlement, settle_run
 from engine.store.snapshots import read_run
 from engine.store.tables import DEFAULT_TENANT
+from tests.integration.store.test_answers import waiting_run
 from tests.integration.store.test_erasure import end, forked
+from tests.integration.store.test_reviews_on_record import ANSWER, look, proposed
 from tests.support.runs import make_pool
 from tests.support.sealed import failed_run, finished_run, sealed_database
-from tests.support.stored import check_invariants, execute, new_run, record, rows, stored_run
+from tests.support.stored import check_invariants, execute, new_run, opening, record, rows, stored_run
 from worker_pools.pool import pool_digest, pool_document
 
 TENANT = UUID(DEFAULT_TENANT)
@@ -65,13 +70,40 @@ async def test_what_is_old_enough_goes_and_the_record_of_it_stays(sealed: Databa
         (entry,) = kept.entries("artifact.erased")
         assert (entry["data"]["cause"], entry["actor"]) == ("retention", "podium-engine")
     for run in (young, live, paused):
-        assert (await record(sealed.url, run)).bodies == before[run]
+        kept = await record(sealed.url, run)
+        assert kept.bodies == before[run]
+        assert None not in {row["content"] for row in kept.artifacts}
     system = await rows(sealed.url, "SELECT type, body FROM ledger_entries WHERE run_id = %s ORDER BY seq", TENANT)
     assert [row["type"] for row in system] == ["retention.swept"]
     assert chain_faults([row["body"] for row in system]) == []
     # There is nothing left to do, and nothing to say about it.
     assert (await sweep(sealed, TENANT, 30)).erased == []
     assert len(await rows(sealed.url, "SELECT 1 FROM ledger_entries WHERE type = 'retention.swept'")) == 1
+
+
+async def test_runs_that_wait_for_people_are_never_touched_however_old(sealed: Database) -> None:
+    """For an operator, for a review, in a pause; and a call that is in flight."""
+    operator = await waiting_run(sealed)
+    review = await proposed(sealed, ANSWER)
+    await request_reviews(sealed, review, ANSWER, (await look(sealed, review, ANSWER, 1)).missing)
+    paused, running = await stored_run(sealed, [[]]), await stored_run(sealed, [[]])
+    await pause_run(sealed, Order(paused, "operator"))
+    await open_attempt(sealed, opening(running))
+    runs = (operator, review, paused, running)
+    old = "UPDATE runs SET created_at = created_at - interval '900 days', started_at = started_at - interval '900 days'"
+    await execute(sealed.url, f"{old} WHERE id = ANY(%s)", list(runs))
+    before = {run: await record(sealed.url, run) for run in runs}
+    assert {before[run].run["state"] for run in runs} >= {"waiting", "running"}
+    assert await due_runs(sealed, TENANT, 1) == []
+    assert (await sweep(sealed, TENANT, 1)).erased == []
+    assert {run: await record(sealed.url, run) for run in runs} == before
+    assert (
+        await rows(sealed.url, "SELECT 1 FROM ledger_entries WHERE run_id = %s AND type LIKE %s", TENANT, "ret%") == []
+    )
+    # The control: as soon as one of them has ended long ago, it is due.
+    await settle_run(sealed, Settlement(running, 1, "failed", "test"))
+    await age(sealed, running, 2)
+    assert (await sweep(sealed, TENANT, 1)).erased == [running]
 
 
 async def test_the_pool_says_how_long_and_the_installation_where_it_says_nothing(

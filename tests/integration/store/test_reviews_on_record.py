@@ -116,12 +116,15 @@ async def test_an_approval_that_nobody_has_compared_yet_opens_nothing(database: 
 async def test_an_expiry_and_a_decision_at_once_are_one_or_the_other(own_database_url: str) -> None:
     database = Database(own_database_url)
     rules = gates({"gate": "answer", "expires_s": 1})
-    seen = set()
+    seen = []
     runs = []
-    for _ in range(4):
+    for _ in range(6):
         run_id = await proposed(database, rules)
         await request_reviews(database, run_id, rules, (await look(database, run_id, rules, 1)).missing)
         runs.append(run_id)
+    # One is decided in time and one too late, whatever the machine does; the others when the time is up.
+    early, *runs, late = runs
+    await approved(database, early, "bob")
     await asyncio.sleep(0.97)
     results = await asyncio.gather(
         *(approved(database, run_id, "bob") for run_id in runs),
@@ -129,14 +132,21 @@ async def test_an_expiry_and_a_decision_at_once_are_one_or_the_other(own_databas
         return_exceptions=True,
     )
     await asyncio.sleep(0.3)
+    with pytest.raises(RefusedError) as refused:
+        await approved(database, late, "bob")
+    assert refused.value.code in {"review-expired", "review-closed"}
     await expire_reviews(database)
-    for run_id, result in zip(runs, results, strict=False):
+    for run_id, result in zip([early, *runs, late], [None, *results[: len(runs)], refused.value], strict=True):
         (line,) = await lines(database, run_id)
         assert line.state in {"approved", "expired"}
         assert (line.state == "approved") is not isinstance(result, RefusedError)
-        seen.add(line.state)
-        check_invariants(await record(database.url, run_id))
-    assert seen
+        kept = await record(database.url, run_id)
+        check_invariants(kept)
+        # One word on it, and a decision on record only where it counted.
+        assert [entry["data"]["state"] for entry in kept.entries("review.closed")] == [line.state]
+        assert len(kept.entries("review.decided")) == (line.state == "approved")
+        seen.append(line.state)
+    assert (seen[0], seen[-1]) == ("approved", "expired")
     await database.close()
 
 

@@ -1,7 +1,6 @@
 """What must hold when the dust has settled: the record against itself and against the provider's own count.
 
-Reads everything in one snapshot and changes nothing. Every check returns what is wrong in sentences, so that one
-failure does not hide another.
+Every check returns what is wrong in sentences, so that one failure does not hide another. For reviews see `reviewed`.
 """
 
 from __future__ import annotations
@@ -9,71 +8,21 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-import psycopg
-from psycopg.rows import dict_row
-
 from engine.ledger.entry import chain_faults, entry_hash
 from engine.store.states import RUN_ENDED, STEP_HAS_OUTPUT
+from tests.support.crash.books import Books, Fault
 from tests.support.crash.endpoint import ANSWER_USD, INPUT_TOKENS, OUTPUT_TOKENS, Request
+from tests.support.crash.reviewed import review_faults
 from tests.support.crash.shapes import Shape
-from tests.support.stored import plain_url
 
 # A call that failed before anything was sent leaves no request; all others without one have lost their outcome.
 NOT_SENT = frozenset({"connection-failed"})
 # Nobody read the answer to the end, though the provider may have written it.
 OUTCOME_LOST = frozenset({"unknown", "cancelled"})
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A broken promise, and the run whose record shows it, if it is one's."""
-
-    run_id: UUID | None
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Books:
-    """Every row of a database that the checks need, as they were at one moment."""
-
-    runs: dict[UUID, dict[str, Any]]
-    steps: dict[UUID, list[dict[str, Any]]]
-    attempts: dict[UUID, list[dict[str, Any]]]
-    bodies: dict[UUID, list[bytes]]
-    heads: dict[UUID, dict[str, Any]]
-    budgets: list[dict[str, Any]]
-
-
-async def read_books(url: str) -> Books:
-    """Reads all runs of a database in one snapshot."""
-    async with await psycopg.AsyncConnection.connect(plain_url(url), row_factory=dict_row) as link:
-        await link.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
-
-        async def rows(query: str) -> list[dict[str, Any]]:
-            return await (await link.execute(query.encode())).fetchall()
-
-        runs = await rows("SELECT * FROM runs ORDER BY id")
-        steps = await rows("SELECT * FROM steps ORDER BY round, position")
-        attempts = await rows("SELECT * FROM attempts ORDER BY round, position NULLS FIRST, number")
-        entries = await rows("SELECT run_id, body FROM ledger_entries ORDER BY run_id, seq")
-        heads = await rows("SELECT * FROM ledger_heads")
-        budgets = await rows("SELECT * FROM budgets")
-    bodies: dict[UUID, list[bytes]] = defaultdict(list)
-    for entry in entries:
-        bodies[entry["run_id"]].append(entry["body"])
-    return Books(
-        runs={run["id"]: run for run in runs},
-        steps=_by_run(steps),
-        attempts=_by_run(attempts),
-        bodies=bodies,
-        heads={head["run_id"]: head for head in heads},
-        budgets=budgets,
-    )
 
 
 def find_faults(books: Books, requests: Sequence[Request], submitted: Mapping[UUID, Shape]) -> list[Fault]:
@@ -84,6 +33,7 @@ def find_faults(books: Books, requests: Sequence[Request], submitted: Mapping[UU
     for run_id in books.runs:
         own = [*_end(books, run_id, submitted.get(run_id)), *_steps(books, run_id), *_totals(books, run_id)]
         own += [*_ledger(books, run_id), *_calls_after_acceptance(books, run_id, requests)]
+        own += [*_reused(books, run_id, submitted.get(run_id)), *review_faults(books, run_id, submitted.get(run_id))]
         faults += [Fault(run_id, text) for text in own]
     return faults
 
@@ -139,6 +89,8 @@ def _end(books: Books, run_id: UUID, shape: Shape | None) -> Iterable[str]:
         yield f"{run['state']} without a reason"
     if shape is not None and (run["state"], run["reason"]) != (shape.ends, shape.reason):
         yield f"should be {shape.ends} ({shape.reason}) and is {run['state']} ({run['reason']})"
+    if shape is not None and run["execution"] != shape.executions:
+        yield f"should have {shape.executions} executions and has {run['execution']}"
     yield from (f"attempt {one['id']} is still open" for one in books.attempts[run_id] if one["state"] == "sent")
 
 
@@ -163,6 +115,21 @@ def _steps(books: Books, run_id: UUID) -> Iterable[str]:
         left = [step["position"] for step in books.steps[run_id] if step["round"] == newest and not _is_over(step)]
         if left:
             yield f"has succeeded with steps {left} left"
+
+
+def _reused(books: Books, run_id: UUID, shape: Shape | None) -> Iterable[str]:
+    """What a fork takes over is an accepted output of its source, and is not called for once more."""
+    source = books.runs[run_id]["source_run_id"]
+    reused = [step for step in books.steps[run_id] if step["state"] == "reused"]
+    if shape is not None and [step["position"] for step in reused] != list(shape.reused):
+        yield f"reuses {[step['position'] for step in reused]}, it should {list(shape.reused)}"
+    outputs = {one["id"] for one in books.attempts.get(source, ()) if one["accepted"]}
+    for step in reused:
+        place = (step["round"], step["position"])
+        if step["accepted_attempt_id"] not in outputs:
+            yield f"step {place} reuses what its source {source} has not accepted"
+        if any((one["round"], one["position"]) == place for one in books.attempts[run_id]):
+            yield f"step {place} is reused and was called"
 
 
 def _totals(books: Books, run_id: UUID) -> Iterable[str]:
@@ -204,7 +171,8 @@ def _calls_after_acceptance(books: Books, run_id: UUID, requests: Sequence[Reque
     for number, entry in enumerate(map(json.loads, books.bodies[run_id])):
         data = entry["data"]
         place = (data.get("round"), data.get("step"))
-        if entry["type"] == "attempt.closed" and data["accepted"]:
+        if entry["type"] == "attempt.closed" and data["step"] is not None and data["state"] == "succeeded":
+            # Accepted, or proposed to people, who in no shape send anything back.
             accepted[place] = number
         elif entry["type"] == "attempt.sent" and place in accepted:
             yield f"step {place} was opened again by entry {number} after entry {accepted[place]} accepted its output"
@@ -307,13 +275,6 @@ def _has_child(books: Books, parent: UUID, place: tuple[int, int]) -> bool:
 
 def _is_over(step: Mapping[str, Any]) -> bool:
     return step["state"] in {*STEP_HAS_OUTPUT, "skipped"}
-
-
-def _by_run(rows: Iterable[dict[str, Any]]) -> dict[UUID, list[dict[str, Any]]]:
-    found: dict[UUID, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        found[row["run_id"]].append(row)
-    return found
 
 
 def _words(counts: Mapping[str, int]) -> str:

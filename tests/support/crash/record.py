@@ -11,8 +11,8 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from engine import contracts
+from tests.support.crash.books import Books, Fault
 from tests.support.crash.endpoint import Request
-from tests.support.crash.invariants import Books, Fault
 
 SHOWN_MAX: Final = 5
 

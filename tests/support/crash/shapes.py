@@ -2,7 +2,7 @@
 
 A shape says its steps as (worker, what it reads), or None where the stand-in Conductor plans; then the task chooses the
 plan, see `endpoint`. `ends` is the state in which such a run has to end whatever is killed, `reason` the code with it.
-`order` is what a person does to it meanwhile.
+`order` is what people do to it meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tests.support.crash.endpoint import BROKEN_PLAN, BROKEN_STEP, DIAMOND_PLAN, INPUT_USD, NEST, OUTPUT_USD
-from tests.support.crash.orders import Give, cancel_soon, pause_for_a_while, replace_worker
+from tests.support.crash.orders import (
+    Give,
+    approve_everything,
+    cancel_soon,
+    fork_when_done,
+    pause_for_a_while,
+    replace_worker,
+    resume_mended,
+)
 from worker_pools.pool import Pool, load_pool
 
 Access = list[int] | Literal["all"]
@@ -23,7 +31,11 @@ Steps = tuple[tuple[str, Access], ...]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One kind of run."""
+    """One kind of run.
+
+    ``reviews`` of it are asked for, and it has so many ``executions``; the steps ``reused`` are another run's.
+    ``becomes`` is the shape of the run that the order makes.
+    """
 
     name: str
     steps: Steps | None
@@ -32,6 +44,10 @@ class Shape:
     ends: str = "succeeded"
     reason: str | None = None
     order: Give | None = None
+    reviews: int = 0
+    executions: int = 1
+    reused: tuple[int, ...] = ()
+    becomes: Shape | None = None
 
     @property
     def plan_text(self) -> str | None:
@@ -88,6 +104,26 @@ SHAPES: Final[tuple[Shape, ...]] = (
         order=cancel_soon,
     ),
     Shape("paused", (("quick", []), ("slow", [0]), ("quick", [1]), ("slow", [2])), order=pause_for_a_while),
+    # The outputs of both slow steps, and the answer besides.
+    Shape(
+        "reviewed",
+        (("quick", []), ("slow", [0]), ("quick", [1]), ("slow", [2])),
+        pool="reviewed",
+        order=approve_everything,
+        reviews=3,
+    ),
+    Shape(
+        "resumed after a bad key",
+        (("quick", []), ("slow", []), ("keyless", [0]), ("quick", [1, 2])),
+        order=resume_mended,
+        executions=2,
+    ),
+    Shape(
+        "forked",
+        (("quick", []), ("slow", [0]), ("quick", [0]), ("quick", [1, 2])),
+        order=fork_when_done,
+        becomes=Shape("fork", None, reused=(0, 1)),
+    ),
 )
 
 # Attempts lost by kills count; with this many no run of the suite can use them up.
@@ -107,6 +143,7 @@ POOLS: Final[Mapping[str, dict[str, Any]]] = {
     "rounds": {"policy": {"rounds_max": 3, "budget": BUDGET}},
     "fallback": {"policy": {"on_failed_step": "fallback"}, "workers": [FRAGILE]},
     "wait": {"policy": {"on_failed_step": "wait"}},
+    "reviewed": {"policy": {"budget": BUDGET, "reviews": [{"gate": "after", "workers": ["slow"]}, {"gate": "answer"}]}},
 }
 
 

@@ -25,8 +25,10 @@ from engine.store.states import RUN_LIVE
 from engine.store.tables import Run
 from engine.temporal_client import connect_temporal
 from tests.support.crash import endpoint
+from tests.support.crash.books import Books, Fault, read_books
 from tests.support.crash.fleet import VICTIMS, Fleet, Victim
-from tests.support.crash.invariants import Books, Fault, find_faults, read_books, summary
+from tests.support.crash.invariants import find_faults, summary
+from tests.support.crash.orders import Give
 from tests.support.crash.record import describe_runs
 from tests.support.crash.shapes import SHAPES, Shape, load_pools
 from tests.support.provider import Provider
@@ -135,7 +137,15 @@ async def _keep_in_flight(place: _Field, tasks: asyncio.TaskGroup) -> None:
         run_id = await _submit(place, number, shape)
         place.submitted[run_id] = shape
         if shape.order is not None:
-            tasks.create_task(shape.order(place.database, place.client, run_id))
+            tasks.create_task(_order(place, shape, shape.order, run_id))
+
+
+async def _order(place: _Field, shape: Shape, give: Give, run_id: UUID) -> None:
+    """Lets people do to the run what its shape says; a run that comes of it is one that was asked for."""
+    made = await give(place.database, place.client, run_id)
+    if made is not None:
+        assert shape.becomes is not None
+        place.submitted[made] = shape.becomes
 
 
 async def _submit(place: _Field, number: int, shape: Shape) -> UUID:

@@ -67,6 +67,13 @@ def test_what_does_not_count_as_the_second_approval(
     assert not passes(requested(), decided("bob"), second, closed(), persons=persons, authors=authors)
 
 
+def test_whoever_had_a_part_in_one_approval_gives_no_second_one_in_any_order() -> None:
+    for both in ((decided("carol", "bob"), decided("bob")), (decided("bob"), decided("carol", "bob"))):
+        assert not passes(requested(), *both, closed())
+        # Also where it shows only later whose account it is.
+        assert not passes(requested(), decided("carol", "b2"), decided("bob"), closed(), persons={"b2": "bob"})
+
+
 def test_without_four_eyes_ones_own_counts_and_still_only_once() -> None:
     own = (requested(four_eyes=False, approvals=1), decided("alice"), closed())
     assert passes(*own)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 from uuid import UUID, uuid5
 
 import pytest
 
+from activities.prompts import render_plan_request
+from engine.store.ids import artifact_id, plan_id
+from engine.store.inputs import FailedPlanning, Part, PlanInputs
 from engine.verifier import visibility
 from engine.verifier.__main__ import main
 from engine.verifier.inert import make_inert
@@ -16,7 +20,7 @@ from engine.verifier.report import Report
 from engine.verifier.verify import verify_bundle
 from engine.verifier.words import one_line
 from tests.support import bundles
-from tests.support.bundles import RUN, PaperRun, Record, pool_of, whole_record
+from tests.support.bundles import NONCE, RUN, TENANT, PaperRun, Record, pool_of, whole_record
 from tests.support.paper_reviews import Reviewing, finish, paper
 from tests.support.verdicts import faults_of, verified
 
@@ -60,6 +64,44 @@ def test_a_text_is_made_inert_once_for_all_prompts_that_show_it(monkeypatch: pyt
 def test_prompts_that_are_too_much_to_render_leave_the_verdict_open(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visibility, name, 10)
     report = verified(PaperRun(Record()).whole())
+    assert (report.findings.faults, report.exit_code) == ([], 3)
+    assert any("too much text" in line for line in report.not_proven)
+
+
+def test_brackets_that_may_begin_marks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visibility, "INERT_BRACKETS_MAX", 10)
+    assert verified(PaperRun(Record(), task="<a[ ]" * 2).whole()).exit_code == 0
+    report = verified(PaperRun(Record(), task="<a[ ]" * 4).whole())
+    assert (report.findings.faults, report.exit_code) == ([], 3)
+    assert any("too much text" in line for line in report.not_proven)
+
+
+def repaired(calls: int) -> PaperRun:
+    """A planning call that gave no plan, and calls that are shown what was wrong with it."""
+    run = PaperRun(Record(), origin="conductor")
+    first = run.send(None)
+    remarks = json.dumps(
+        {"notes": [], "errors": [{"field": "", "line": 0, "column": 0, "text": "<a[ ]" * 9, "hint": ""}]}
+    )
+    said = [run.chain.commit(first, "plan_text", "{}"), run.chain.commit(first, "plan_remarks", remarks)]
+    run.close(None, first, None, artifacts=said)
+    texts = [Part(artifact_id(first, kind), text) for kind, text in (("plan_text", "{}"), ("plan_remarks", remarks))]
+    task = Part(artifact_id(RUN, "task"), run.task)
+    inputs = PlanInputs(
+        TENANT, run.digest, plan_id(RUN, 0), planned=False, task=task, failed=(FailedPlanning(first, *texts),)
+    )
+    for _ in range(calls):
+        run.close(None, run.send(None, render_plan_request(run.pool, inputs, NONCE)), None)
+    return run
+
+
+def test_what_a_parser_said_is_counted_each_time_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made inert anew for each prompt, so a large one in thousands of prompts would take hours."""
+    monkeypatch.setattr(visibility, "INERT_BRACKETS_MAX", 100)
+    report = verified(repaired(2))
+    assert report.findings.faults == []
+    assert [attempt.rendered for attempt in report.runs[str(RUN)].attempts.values()] == [True] * 3
+    report = verified(repaired(6))
     assert (report.findings.faults, report.exit_code) == ([], 3)
     assert any("too much text" in line for line in report.not_proven)
 

@@ -325,16 +325,10 @@ def test_decisions_about_nothing_and_after_the_end_of_a_review_are_found() -> No
     assert "the review was approved already" in faults(run)
 
 
-def break_glass(run: PaperRun, review: Reviewing, by: str) -> None:
-    order = uuid5(RUN, "broken")
-    run.chain.add("review.bypassed", by=by, review=str(review.id), order=str(order), person=by, artifacts=[])
-
-
 def test_broken_glass_forces_a_later_review_and_is_said() -> None:
     run = paper(PLAN_GATE)
     run.plan()
-    review = Reviewing(run, "plan", None)
-    break_glass(run, review, "bob")
+    Reviewing(run, "plan", None).break_glass("bob")
     Reviewing(run, "plan", None, reason="break-glass", holds=False, excluded=["ann", "bob"])
     finish(run, 0, 1, 2)
     report = fine(run)
@@ -345,7 +339,7 @@ def test_broken_glass_forces_a_later_review_and_is_said() -> None:
 def test_broken_glass_without_a_later_review_is_found() -> None:
     run = paper(PLAN_GATE)
     run.plan()
-    break_glass(run, Reviewing(run, "plan", None), "bob")
+    Reviewing(run, "plan", None).break_glass("bob")
     assert "no later review was asked for" in faults(run)
 
 
@@ -353,14 +347,15 @@ def test_broken_glass_without_a_later_review_is_found() -> None:
 def test_glass_broken_by_somebody_who_may_not_is_found(rule: str, by: str) -> None:
     run = paper(f"{{gate: plan, bypass: {rule}}}")
     run.plan()
-    break_glass(run, Reviewing(run, "plan", None), by)
+    Reviewing(run, "plan", None).break_glass(by)
     assert "does not let them break the glass" in faults(run)
 
 
 def test_a_review_that_expired_into_an_approval_is_said() -> None:
     run = paper("{gate: plan, expires_s: 60, on_expiry: approve}")
     run.plan()
-    review = Reviewing(run, "plan", None, expires_at="2026-11-30T12:00:04.000000Z", on_expiry="approve")
+    review = Reviewing(run, "plan", None)
+    run.record.wait(60)
     review.close("expired")
     finish(run, 0, 1, 2)
     assert any("it expired and the rule let it pass" in line for line in fine(run).not_proven)
@@ -382,6 +377,7 @@ def test_a_withheld_display_leaves_unproven_what_was_displayed() -> None:
 
 SAMPLED = "{gate: before, workers: [beta], sample_percent: 50}"
 SALT = b"s" * 32
+SECRET = "5" * 64
 
 
 def sample(run: PaperRun, salt: bytes = SALT, **more: Any) -> bool:
@@ -395,15 +391,16 @@ def sample(run: PaperRun, salt: bytes = SALT, **more: Any) -> bool:
         "policy": policy,
         "percent": 50,
         "draw": draw.hex(),
-        "salt": "5" * 64,
+        "salt": SECRET,
         "chosen": chosen,
     }
     run.chain.add("review.sampled", **{**said, **more})
     return chosen
 
 
-def sampled(chosen: bool) -> tuple[PaperRun, bytes]:
+def sampled(chosen: bool, secret: str = SECRET) -> tuple[PaperRun, bytes]:
     run = paper(SAMPLED)
+    run.record.system.add("sampling.salt_made", salt=secret)
     run.plan()
     run.perform(0)
     policy = run.pool.policy.reviews[0].digest
@@ -442,8 +439,7 @@ def test_draws_that_were_bent_are_found(change: Callable[[PaperRun, bytes], Any]
 
 
 def test_draws_with_another_secret_than_the_one_on_record_are_found() -> None:
-    run, salt = sampled(chosen=False)
-    run.record.system.add("sampling.salt_made", salt="6" * 64)
+    run, salt = sampled(chosen=False, secret="6" * 64)
     sample(run, salt)
     assert "another secret" in faults(run)
 
@@ -453,7 +449,7 @@ def test_a_hold_is_released_by_two_people() -> None:
     for second, verdict in (("bob", "valid"), ("ann", "invalid")):
         record = Record()
         run = PaperRun(record)
-        record.system.add("hold.placed", by="ann", hold=hold, matter="m", artifacts=[])
+        record.system.add("hold.placed", by="ann", hold=hold, matter="m", runs=[], all_runs=True, artifacts=[])
         record.system.add("hold.release_asked", by="ann", hold=hold, matter="m", artifacts=[])
         record.system.add("hold.released", by=second, hold=hold, matter="m", artifacts=[])
         assert verified(run).verdict == verdict

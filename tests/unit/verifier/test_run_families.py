@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID, uuid5
 
+from engine.store.ids import step_id
 from engine.verifier.merkle import root_of
 from engine.verifier.verify import verify_bundle
 from tests.support.bundles import RUN, PaperRun, Record
@@ -18,7 +19,7 @@ def test_a_fork_takes_over_what_its_source_had_and_nothing_else() -> None:
     attempt = source.outputs[0][0]
 
     def fork(run_id: UUID, taken: UUID) -> PaperRun:
-        reused = [{"step": 0, "source_step": str(OTHER), "attempt": str(taken), "model": "alpha-1"}]
+        reused = [{"step": 0, "source_step": str(step_id(RUN, 0, 0)), "attempt": str(taken), "model": "alpha-1"}]
         said = {"run": str(RUN), "round": 0, "task_edited": False, "edited": [], "reused": reused}
         run = PaperRun(record, run=run_id, origin="fork", source=said)
         run.plan()
