@@ -76,7 +76,10 @@ async def test_a_bug_in_the_plan_loop_fails_the_run_with_its_code(
     assert SECRET.encode() not in await temporal_record(buggy.client, run_id)
 
 
-@pytest.mark.parametrize("request_body", [{"nonsense": 1}, 7, None, {"run_id": "x", "execution": "three"}])
+@pytest.mark.parametrize(
+    "request_body",
+    [pytest.param({"nonsense": 1}, marks=pytest.mark.slow), 7, None, {"run_id": "x", "execution": "three"}],
+)
 async def test_an_input_that_cannot_be_read_fails_the_run_it_belongs_to(
     buggy: WorkerProcess, provider: Provider, tmp_path: Path, request_body: object
 ) -> None:

@@ -43,6 +43,7 @@ def pauses(provider: Provider, model: str) -> list[float]:
     return [later["started_at"] - earlier["ended_at"] for earlier, later in pairwise(seen)]
 
 
+@pytest.mark.slow
 async def test_each_pause_follows_the_latest_advice_and_holds_no_slot(
     process: WorkerProcess, provider: Provider, tmp_path: Path
 ) -> None:

@@ -205,6 +205,7 @@ async def test_a_run_that_goes_on_or_has_succeeded_is_not_resumed(
     await ended(process.database, run_id)
 
 
+@pytest.mark.slow
 async def test_a_resume_that_meets_a_cancel_leaves_no_run_without_an_end(
     process: WorkerProcess, provider: Provider, tmp_path: Path
 ) -> None:

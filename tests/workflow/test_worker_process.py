@@ -114,6 +114,7 @@ async def submit_from_outside(database: Database, address: str, pool: Pool, plan
     return (await submit(database, client, submission)).id
 
 
+@pytest.mark.slow
 async def test_a_call_of_a_killed_worker_is_made_once_more_and_nothing_else_is(
     nursery: Nursery, database: Database, provider: Provider, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ async def test_a_call_of_a_killed_worker_is_made_once_more_and_nothing_else_is(
     assert not run.cost_complete
 
 
+@pytest.mark.slow
 async def test_a_try_that_a_killed_worker_had_only_taken_is_not_waited_for(
     nursery: Nursery, database: Database, database_url: str, provider: Provider, tmp_path: Path
 ) -> None:
@@ -162,6 +164,7 @@ async def test_a_try_that_a_killed_worker_had_only_taken_is_not_waited_for(
     assert (started.attempt, started.last_failure.application_failure_info.type) == (2, "worker-lost")
 
 
+@pytest.mark.slow
 async def test_a_planning_call_of_a_killed_worker_is_made_once_more(
     nursery: Nursery, database: Database, provider: Provider, tmp_path: Path
 ) -> None:

@@ -273,11 +273,12 @@ PAIRS = [("retry", "skip"), ("retry", "retry"), ("skip", "abort"), ("abort", "ca
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
+@pytest.mark.parametrize("times", [10, pytest.param(50, marks=pytest.mark.slow)])
 async def test_of_two_operators_at_once_one_wins_and_the_other_is_told(
-    database: Database, one: str, other: str
+    database: Database, one: str, other: str, times: int
 ) -> None:
-    """Fifty times; the record is always what one after the other would have made."""
-    for _ in range(50):
+    """The record is always what one after the other would have made."""
+    for _ in range(times):
         run_id = await waiting_run(database, [[], []], waits=(0,), done=())
 
         async def give(what: str, order_: Order) -> Answered | None:

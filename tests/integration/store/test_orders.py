@@ -359,11 +359,12 @@ PAIRS = [("cancel", "resume"), ("pause", "unpause"), ("resume", "resume"), ("can
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
+@pytest.mark.parametrize("times", [10, pytest.param(50, marks=pytest.mark.slow)])
 async def test_of_two_operators_at_once_one_wins_and_the_other_is_told(
-    database: Database, one: str, other: str
+    database: Database, one: str, other: str, times: int
 ) -> None:
-    """Fifty times; whatever order the two came in, the record is what one after the other would have made."""
-    for _ in range(50):
+    """Whatever order the two came in, the record is what one after the other would have made."""
+    for _ in range(times):
         run_id = await ready(database, "resume" if other == "resume" else "cancel")
         before = await record(database.url, run_id)
         orders = [order(run_id, f"by {name}", name) for name in ("one", "two")]
