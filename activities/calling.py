@@ -158,6 +158,8 @@ def _answered(plan: CallPlan, reply: ModelReply) -> CallEnd:
         cost_usd=cost_usd(plan.worker.price, reply.input_tokens, reply.output_tokens),
         first_token_ms=_milliseconds(reply.first_token_s),
         duration_ms=_milliseconds(reply.duration_s),
+        provider_request_id=reply.provider_request_id,
+        provider_model=reply.provider_model,
     )
     if verdict.failure is None:
         return CallEnd(numbers, tuple(drafts), text=cleaned.text, raw_text=reply.text)
@@ -185,6 +187,8 @@ def _failed(plan: CallPlan, failure: CallFailed, key: str | None) -> CallEnd:
         output_tokens=failure.output_tokens,
         cost_usd=cost if cost is not None or failure.billable else FREE,
         duration_ms=_milliseconds(failure.duration_s),
+        provider_request_id=failure.provider_request_id,
+        provider_model=failure.provider_model,
     )
     return CallEnd(result, drafts, retry=remedy.retry, delay=remedy.delay)
 

@@ -191,6 +191,15 @@ def _reviewed(pool: Pool, steps: Sequence[StoredStep], step: StoredStep) -> bool
     return may_review_output(pool, step.worker, is_last=step is steps[-1])
 
 
+async def end_overdue_reviews(database: Database, client: Client) -> None:
+    """Ends the reviews whose time is over and wakes their runs at once.
+
+    One indexed query if none is overdue. What is not woken because Temporal is away, the reconciler wakes later.
+    """
+    for run_id in dict.fromkeys(await expire_reviews(database)):
+        await _one_by_one(run_id, deliver_orders(database, client, run_id))
+
+
 async def reconcile(database: Database, client: Client) -> int:
     """Ends reviews that are overdue, delivers orders, starts what is missing, settles what is lost.
 

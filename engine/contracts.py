@@ -45,6 +45,8 @@ RETRY_MAXIMUM = timedelta(seconds=60)
 # Each look is seven events, and a history ends at 51,200: at one an hour a run can be paused for most of a year.
 HELD_RECHECK_FIRST = timedelta(seconds=30)
 HELD_RECHECK_MAX = timedelta(hours=1)
+# How long the workflow of a run that has ended waits for reports that can say nothing new.
+REPORTS_WITHIN_S = 5.0
 
 # `held`: nothing may be called now; `moved`: another worker, and perhaps another queue, has the step now.
 Outcome = Literal["succeeded", "failed", "cancelled", "held", "moved"]

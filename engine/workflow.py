@@ -231,14 +231,16 @@ class RunWorkflow:
                     receipt = _receipt_of(tasks.pop(position))
                     self._freed += 1
                     if receipt.run_ended:
-                        # Reports that were to come a moment later, because this one says all that they say.
-                        await _finish(list(tasks.values()))
+                        # Reports that come a moment later say nothing new; a dead worker's is not waited for.
+                        late = [workflow.wait(tasks.values(), timeout=contracts.REPORTS_WITHIN_S)] if tasks else []
+                        await _finish([asyncio.create_task(wait) for wait in late])
                         return _Ended("succeeded", settled=True)
                     if receipt.outcome == "succeeded":
                         done.add(position)
-                        if receipt.left is not None:
-                            # Others have ended as well, whose reports are still to come.
-                            done |= set(range(graph.size)).difference(receipt.left)
+                        told = set() if receipt.left is None else set(range(graph.size)).difference(receipt.left, done)
+                        # Others have ended as well, whose reports are still to come; older workers waited for them.
+                        if told and workflow.patched("told-by-others"):
+                            done |= told
                     elif failure is None or (failure.code in _CONSEQUENCES and receipt.outcome != "held"):
                         # Nothing new starts; calls in flight are paid for, so they may finish and be kept.
                         self._giving_up = True

@@ -28,7 +28,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 from activities.bookkeeping import BookkeepingActivities
 from activities.children import ChildActivities
 from activities.context import ActivityContext, LocalEndpoint
-from activities.executions import reconcile
+from activities.executions import end_overdue_reviews, reconcile
 from activities.planning import PlanActivities
 from activities.progress import ProgressBoard
 from activities.sequencing import keep_log
@@ -52,6 +52,7 @@ from worker_pools.local_model import LocalModelServer
 from worker_pools.secrets import SecretStore
 
 RECONCILE_INTERVAL_S = 30.0
+REVIEW_EXPIRY_INTERVAL_S = 2.0
 RETENTION_INTERVAL_S = 3600.0
 QUEUE_WATCH_INTERVAL_S = 1.0
 CALLS_MAX = 1000
@@ -155,6 +156,7 @@ class WorkerProcess:
             await self._follow_live_runs()
         self._keep(self.context.progress.run())
         self._keep(self._reconcile_forever())
+        self._keep(self._expire_forever())
         self._keep(self._retain_forever())
         self._keep(keep_log(log_keeper(self.database, self.options.audit)))
         if self.options.all_queues:
@@ -229,6 +231,21 @@ class WorkerProcess:
                 # The model calls of this process are worth more than one pass of the reconciler.
                 _log.exception("the reconciler failed; it tries again")
             await asyncio.sleep(RECONCILE_INTERVAL_S)
+
+    async def _expire_forever(self) -> None:
+        """Ends reviews within `REVIEW_EXPIRY_INTERVAL_S` of their deadline, and the time that it takes to say so.
+
+        What cannot be done now (a service is away) is done when it is back: a deadline is kept late, never dropped.
+        """
+        while True:
+            await asyncio.sleep(REVIEW_EXPIRY_INTERVAL_S)
+            try:
+                await end_overdue_reviews(self.database, self.client)
+            except PodiumError:
+                # The reconciler says so in the log, at its slower pace.
+                pass
+            except Exception:  # noqa: BLE001  # logged with its trace
+                _log.exception("overdue reviews could not be ended; it is tried again")
 
     async def _retain_forever(self) -> None:
         """Finishes erasures that somebody has begun, and erases what has been kept long enough."""

@@ -171,4 +171,6 @@ def _attempt(attempt: AttemptSnapshot) -> Json:
         "input_tokens": attempt.input_tokens,
         "output_tokens": attempt.output_tokens,
         "cost_usd": decimal_text(attempt.cost_usd),
+        "provider_request_id": attempt.provider_request_id,
+        "provider_model": attempt.provider_model,
     }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from worker_pools.pool import Pool, Worker
 
 SAID_CHARS: Final = 200
+WAITS_STOPPED: Final = ("waiting", "operator")
 KEY_CODES: Final = frozenset({"auth-failed", "secret-missing"})
 REPLACED: Final = {
     "nul-replaced": "NUL characters in the answer were replaced",
@@ -76,6 +77,22 @@ def blame(run: RunSnapshot, pool: Pool | None) -> str:
         # The run's reason is the code already.
         return said.removeprefix(f": {run.reason}")
     return ""
+
+
+def why_stopped(run: RunSnapshot, pool: Pool | None) -> dict[int, str]:
+    """Why steps of the present round wait for an operator, by position, to follow what is said of each.
+
+    Without those whose last call did not fail: people have rejected what it gave.
+    """
+    from engine.cli.tree import blame_below
+
+    stopped = [step for step in run.steps if step.round == run.round and (step.state, step.reason) == WAITS_STOPPED]
+    whys = {
+        step.position: blame_below(run, step)
+        or (_last_step_failure(step, pool) if step.attempts and step.attempts[-1].error_code is not None else "")
+        for step in stopped
+    }
+    return {position: why for position, why in whys.items() if why}
 
 
 def plan_error_words(error: dict[str, Any]) -> str:

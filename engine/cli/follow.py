@@ -16,7 +16,7 @@ from uuid import UUID
 
 from activities.progress import CHANNEL
 from engine.cli import terminal
-from engine.cli.diagnosis import blame
+from engine.cli.diagnosis import blame, why_stopped
 from engine.cli.outage import shortage_words
 from engine.cli.render import duration
 from engine.cli.waits import hint_lines, key_hints, wait_lines
@@ -215,7 +215,7 @@ def say_how_it_ended(run: RunSnapshot, pool: Pool | None, paused: UUID | None = 
         terminal.err(words)
     elif run.state == "waiting":
         terminal.err(words)
-        for line in wait_lines(run):
+        for line in wait_lines(run, why_stopped(run, pool)):
             terminal.err(line)
         for hint in _what_it_waits_for(run, pool, paused):
             terminal.err(f"hint: {hint}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from engine.cli import terminal
 from engine.cli.contract import Json, time_text, versioned
 from engine.cli.render import between, counted, duration, local_time, preview
+from engine.verifier.words import SENT_BACK, let_pass
 
 if TYPE_CHECKING:
     from engine.operations.reviewing import DecisionGiven, ShownReview
@@ -53,9 +54,19 @@ def need_words(line: ReviewLine) -> str:
 def list_line(line: ReviewLine) -> list[str]:
     """The columns of a list: id, run, what, state, need, since when."""
     since = duration(between(line.requested_at, line.closed_at or line.read_at))
-    state = "open" if line.holds or line.state != "open" else "open (after the fact)"
-    return [str(line.id), str(line.run_id), what_words(line), state if line.state == "open" else line.state,
-            need_words(line), since]  # fmt: skip
+    return [str(line.id), str(line.run_id), what_words(line), state_words(line), need_words(line), since]
+
+
+def state_words(line: ReviewLine, *, opened: bool = False) -> str:
+    """How a review stands; what a rejection or an expiry did is said instead of the bare state.
+
+    ``opened`` says that somebody is known to have had it displayed.
+    """
+    if line.state == "open":
+        return "open" if line.holds else "open (after the fact)"
+    if line.state == "expired" and line.on_expiry == "approve":
+        return let_pass(looked=opened or bool(line.decided_by))
+    return SENT_BACK if line.sent_back else line.state
 
 
 def print_review(shown: ShownReview) -> None:
@@ -64,7 +75,8 @@ def print_review(shown: ShownReview) -> None:
     terminal.out(f"review  {line.id}")
     terminal.out(f"run     {line.run_id}")
     terminal.out(f"gate    {what_words(line)} ({line.reason}{'' if line.holds else ', nothing waits for it'})")
-    terminal.out(f"state   {line.state}{' (sent back)' if line.sent_back else ''}; {need_words(line)}")
+    state = "open" if line.state == "open" else state_words(line, opened=bool(shown.snapshot.openings))
+    terminal.out(f"state   {state}; {need_words(line)}")
     terminal.out(f"asked   {local_time(line.requested_at)}")
     if line.four_eyes and line.excluded:
         terminal.out(f"not by  {', '.join(line.excluded)} (nobody reviews their own)")

@@ -5,7 +5,7 @@ Pure words. Must never read anything or decide whether a run waits: the record s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engine.cli.diagnosis import model_of
@@ -39,9 +39,13 @@ _WHAT: Final = {
 STEPS_MAX: Final = 8
 
 
-def wait_lines(run: RunSnapshot | RunProgress) -> list[str]:
-    """A line for each step of the present round that waits, and for each open review: what for, and for how long."""
-    lines = [_line(step, run.read_at) for step in _waiting(run)[:STEPS_MAX]]
+def wait_lines(run: RunSnapshot | RunProgress, whys: Mapping[int, str] | None = None) -> list[str]:
+    """A line for each step of the present round that waits, and for each open review: what for, and for how long.
+
+    ``whys`` are the ends of the lines of steps, by position.
+    """
+    ends = whys or {}
+    lines = [_line(step, run.read_at) + ends.get(step.position, "") for step in _waiting(run)[:STEPS_MAX]]
     return lines + [_review_line(review) for review in _open(run)[:STEPS_MAX]]
 
 

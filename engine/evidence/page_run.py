@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from engine.evidence.graph_svg import Node, plan_svg
 from engine.evidence.markup import escaped, facts, folded, table, tag, text_block
 from engine.evidence.page_view import PageView
 from engine.evidence.story import AttemptStory, ReviewStory, RoundStory, RunStory, StepStory
 from engine.evidence.timeline import cost_words
+from engine.verifier.words import SENT_BACK
 
 
 def run_section(view: PageView, run_id: str) -> Iterator[str]:
@@ -130,6 +132,7 @@ def _attempt(view: PageView, attempt: AttemptStory) -> str:
             ("Ended", escaped(f"{attempt.closed_at}{took}")),
             ("Used", escaped(f"{said[0]} tokens in, {said[1]} out, {cost_words(closed['cost_usd'])}")),
         ]
+        rows += _provider_rows(sent["model"], closed)
         if closed["notes"]:
             rows.append(("Notes", escaped(", ".join(closed["notes"]))))
     prompt = view.prompt(attempt)
@@ -150,6 +153,18 @@ def _attempt(view: PageView, attempt: AttemptStory) -> str:
     return folded(summary, facts(rows), shown, *texts, is_open=True)
 
 
+def _provider_rows(asked: str, closed: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the provider says of the call; entries of older versions do not tell."""
+    model, request = closed.get("provider_model"), closed.get("provider_request_id")
+    if model is not None:
+        # `openai/gpt-4o` is how litellm asks OpenAI for `gpt-4o`.
+        same = asked == model or asked.endswith(f"/{model}")
+        note = "" if same else " " + tag("span", "not the name that was asked for", class_="warn")
+        yield "Answered by", escaped(model) + note
+    if request is not None:
+        yield "Provider's request", escaped(request)
+
+
 def _reviews(view: PageView, run: RunStory, place: tuple[int, int | None]) -> str:
     return "".join(_review(view, review) for review in run.reviews.values() if review.place == place)
 
@@ -157,21 +172,36 @@ def _reviews(view: PageView, run: RunStory, place: tuple[int, int | None]) -> st
 def _review(view: PageView, review: ReviewStory) -> str:
     asked = review.requested
     rows = []
-    for type_, at, actor, data in review.events:
+    for number, (type_, at, actor, data) in enumerate(review.events):
         if type_ == "review.requested":
             continue
-        words = {"review.decided": f"{data.get('decision')}, meaning {data.get('meaning')}"}
+        words = _review_words(review, number)
         said = [_text(view, row["artifact"]) for row in data.get("artifacts", []) if isinstance(row, dict)]
         rows.append(
             [
                 escaped(at),
                 escaped(str(data.get("person", actor))),
-                escaped(words.get(type_, type_.removeprefix("review."))) + "".join(said),
+                words + "".join(said),
             ]
         )
     need = f"{asked.get('approvals', 1)} approval(s)" + (", four eyes" if asked.get("four_eyes") else "")
-    head = escaped(f"Review ({asked.get('gate')}), {need}: ") + _state(review.state, None)
+    head = escaped(f"Review ({asked.get('gate')}), {need}: ") + _state(review.outcome or review.state, None)
     return tag("div", tag("h4", head), table(["when", "who", "what"], rows))
+
+
+def _review_words(review: ReviewStory, number: int) -> str:
+    """What an event of a review is; an approval by somebody to whom it was not displayed before is marked."""
+    type_, _, _, data = review.events[number]
+    if type_ == "review.closed":
+        return escaped(review.outcome or str(data["state"]))
+    if type_ != "review.decided":
+        return escaped(type_.removeprefix("review."))
+    decision = data.get("decision")
+    verb = SENT_BACK if decision == "reject" and review.outcome == SENT_BACK else decision
+    words = escaped(f"{verb}, meaning {data.get('meaning')}")
+    if decision != "approve" or review.was_displayed_to(str(data.get("person")), number):
+        return words
+    return words + " " + tag("span", "not displayed to them before", class_="warn")
 
 
 def _reasons(view: PageView, run: RunStory) -> str:

@@ -16,6 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.errors import RefusedError, UnavailableError
+from engine.evidence.review_words import ReviewFacts
 from engine.evidence.selection import select_runs
 from engine.evidence.timeline import TimelineLine, timeline_line
 from engine.store.artifacts import StoredArtifact, list_run_artifacts, read_run_artifacts
@@ -139,11 +140,12 @@ async def read_timeline(database: Database, run_id: UUID, *, below: bool) -> lis
         told = []
         for chain in chains:
             bodies = await read_bodies(connection, chain, None)
+            facts = ReviewFacts.of(bodies)
             rows = [committed(json.loads(body)["data"]) for body in bodies]
             said = await _said(connection, chain, [row for each in rows for row in each if row["kind"] in SAID_KINDS])
             for body, each in zip(bodies, rows, strict=True):
                 ids = [row["artifact"] for row in each]
-                told.append(Told(timeline_line(body), ids, [said[one] for one in ids if one in said]))
+                told.append(Told(timeline_line(body, facts), ids, [said[one] for one in ids if one in said]))
         return sorted(told, key=lambda one: (one.line.at, one.line.run, one.line.seq)) if below else told
 
     return await database.query(work)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from engine.evidence.review_words import ENDING, ReviewFacts
 from engine.evidence.timeline import TimelineLine, timeline_line
 from engine.verifier.entry_types import committed
 
@@ -59,6 +60,12 @@ class ReviewStory:
     requested_at: str
     events: list[tuple[str, str, str, Mapping[str, Any]]] = field(default_factory=list)
     state: str = "waiting"
+    # How it ended, in words, where that is more than its state.
+    outcome: str | None = None
+
+    def was_displayed_to(self, person: str, number: int) -> bool:
+        """Whether it was displayed to a person before the event of this number."""
+        return any(type_ == "review.opened" and data["person"] == person for type_, _, _, data in self.events[:number])
 
     @property
     def place(self) -> Place:
@@ -177,7 +184,9 @@ class RunStory:
 def run_story(bodies: Iterable[bytes]) -> RunStory:
     """The story of a run's chain; ValueError for a chain that does not begin with ``run.created``."""
     story: RunStory | None = None
-    for body in bodies:
+    chain = list(bodies)
+    facts = ReviewFacts.of(chain)
+    for body in chain:
         entry = json.loads(body)
         if story is None:
             if entry["type"] != "run.created":
@@ -187,9 +196,11 @@ def run_story(bodies: Iterable[bytes]) -> RunStory:
             story = RunStory(entry["run"], entry["at"], entry["actor"], entry["on_behalf_of"], data, task, data["pool"])
         else:
             story.take(entry)
-        story.lines.append(timeline_line(body))
+        story.lines.append(timeline_line(body, facts))
     if story is None:
         raise ValueError("a run's chain has entries")
+    for review in story.reviews.values():
+        review.outcome = next((facts.outcome(data) for type_, _, _, data in review.events if type_ in ENDING), None)
     return story
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
+from engine.evidence.review_words import ReviewFacts
+
 Data = Mapping[str, Any]
 ENGINE: Final = "podium-engine"
 _PLAIN_CHARS_MAX: Final = 80
@@ -38,11 +40,10 @@ class TimelineLine:
         return self.actor if self.on_behalf_of is None else f"{self.actor} for {self.on_behalf_of}"
 
 
-def timeline_line(body: bytes) -> TimelineLine:
-    """The line of an entry."""
+def timeline_line(body: bytes, facts: ReviewFacts | None = None) -> TimelineLine:
+    """The line of an entry; ``facts`` of its whole chain tell more of reviews than their entries do alone."""
     entry = json.loads(body)
-    data = entry["data"]
-    describe = _WORDS.get(entry["type"])
+    type_, data = entry["type"], entry["data"]
     return TimelineLine(
         run=entry["run"],
         seq=entry["seq"],
@@ -52,8 +53,19 @@ def timeline_line(body: bytes) -> TimelineLine:
         on_behalf_of=entry["on_behalf_of"],
         round=data.get("round"),
         step=data.get("step"),
-        text=_unknown(entry["type"], data) if describe is None else describe(data),
+        text=_text(type_, entry["seq"], data, facts or ReviewFacts()),
     )
+
+
+def _text(type_: str, seq: int, data: Data, facts: ReviewFacts) -> str:
+    of_review = _REVIEW_WORDS.get(type_)
+    if of_review is not None:
+        return of_review(data, facts)
+    describe = _WORDS.get(type_)
+    text = _unknown(type_, data) if describe is None else describe(data)
+    ended = facts.ended.get(seq)
+    # Whoever decided is the entry's actor, but did not order this: it follows from how the review ended.
+    return text if ended is None else f"as review {ended['review'][:8]} is {facts.outcome(ended)}: {text}"
 
 
 def cost_words(value: str | None) -> str:
@@ -139,7 +151,9 @@ def _closed(data: Data) -> str:
     counts = "" if None in tokens else f", {tokens[0]} + {tokens[1]} tokens"
     code = f" ({data['code']})" if data["code"] else ""
     accepted = ", accepted" if data["accepted"] else ""
-    return f"{_place(data)}: {data['state']}{code}{accepted}{counts}, {cost_words(data['cost_usd'])}{_moved(data)}"
+    model, request = data.get("provider_model"), data.get("provider_request_id")
+    by = (f", answered by {model}" if model else "") + (f", the provider's request {request}" if request else "")
+    return f"{_place(data)}: {data['state']}{code}{accepted}{counts}, {cost_words(data['cost_usd'])}{by}{_moved(data)}"
 
 
 def _ended(data: Data) -> str:
@@ -167,15 +181,15 @@ def _answered(data: Data) -> str:
     return f"{_place(data)}: answered with {data['answer']}{to}{_with_reason(data)}{_moved(data)}"
 
 
-def _requested(data: Data) -> str:
+def _requested(data: Data, facts: ReviewFacts) -> str:
     where = {"plan": "the plan", "answer": "the answer"}.get(data["gate"], f"{_place(data)} ({data['gate']})")
     eyes = ", not by whoever submitted it" if data.get("four_eyes") else ""
-    return f"review of {where} requested: {data['approvals']} approval{'' if data['approvals'] == 1 else 's'}{eyes}"
+    need = f"{data['approvals']} approval{'' if data['approvals'] == 1 else 's'}"
+    return f"review of {where} requested: {need}{eyes}{facts.why(data)}"
 
 
-def _decided(data: Data) -> str:
-    verb = {"approve": "approved", "reject": "rejected"}.get(data["decision"], data["decision"])
-    return f"review {data['review'][:8]}: {verb} by {data['person']}, meaning {data['meaning']}"
+def _decided(data: Data, facts: ReviewFacts) -> str:
+    return f"review {data['review'][:8]}: {facts.decision(data)} by {data['person']}, meaning {data['meaning']}"
 
 
 _WORDS: Final[dict[str, Callable[[Data], str]]] = {
@@ -202,15 +216,17 @@ _WORDS: Final[dict[str, Callable[[Data], str]]] = {
     "artifact.read": lambda data: f"read {_counted(data['read'])} (podium {data['command']})",
     "artifact.erased": lambda data: f"erased {_counted(data['erased'])} ({_cause(data)})",
     "erasure.refused": lambda data: f"erasure refused ({_cause(data)}): under hold for {', '.join(data['matters'])}",
-    "review.requested": _requested,
     "review.sampled": lambda data: (
         f"{_place(data)} ({data['gate']}): drawn for review: {'yes' if data['chosen'] else 'no'}"
     ),
     "review.opened": lambda data: f"review {data['review'][:8]}: looked at by {data['person']}",
     "review.commented": lambda data: f"review {data['review'][:8]}: comment by {data['person']}",
-    "review.decided": _decided,
-    "review.closed": lambda data: f"review {data['review'][:8]}: {data['state']}{_moved(data)}",
     "review.bypassed": lambda data: f"review {data['review'][:8]}: passed over by {data['person']} (break-glass)",
+}
+_REVIEW_WORDS: Final[dict[str, Callable[[Data, ReviewFacts], str]]] = {
+    "review.requested": _requested,
+    "review.decided": _decided,
+    "review.closed": lambda data, facts: f"review {data['review'][:8]}: {facts.outcome(data)}{_moved(data)}",
 }
 
 

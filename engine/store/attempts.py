@@ -17,13 +17,14 @@ from engine.errors import BugError
 from engine.store import queries
 from engine.store.artifacts import ArtifactDraft
 from engine.store.budgets import Need, reservation, shortfall
+from engine.store.candidates import accept_candidate
 from engine.store.database import Database
 from engine.store.exchange import Connection, Row, exchange
 from engine.store.gates import NO_GATES, REVIEW, REVIEW_UNSHOWABLE, Gates
 from engine.store.ids import plan_id
 from engine.store.review_requests import note_draws
 from engine.store.reviews import BOOK_QUERIES, GateCheck, Wanted, book_queries, review_book
-from engine.store.run_writer import AttemptResult, RunWriter, lock_run, said_usd, usd
+from engine.store.run_writer import AttemptResult, RunWriter, cost_of, lock_run, said_usd, usd
 from engine.store.states import RUN_ENDED, STEP_HAS_OUTPUT, STEP_LIVE
 from engine.store.waiting import BUDGET, OPERATOR, show_held
 
@@ -158,6 +159,8 @@ async def open_attempt(database: Database, opening: Opening) -> Ruling:
         ruling = _refusal(writer, owner, attempts, ancestors, opening)
         if opening.review is not None and (ruling is None or ruling.verdict == "done"):
             ruling = review_ruling(writer, owner, reviewed, opening.review, own=attempts) or ruling
+        elif ruling is None and (waited := accept_candidate(writer, owner, attempts, reused=True)) is not None:
+            ruling = Ruling("done", attempt_id=waited)
         if ruling is None:
             if not owners:
                 _begin_round(writer, place)
@@ -234,7 +237,7 @@ def _close_dead(writer: RunWriter, attempts: Sequence[dict[str, Any]]) -> None:
     for attempt in attempts:
         if attempt["state"] == "sent":
             writer.close_attempt(attempt, AttemptResult("unknown", "outcome-lost"), [])
-            attempt.update(state="unknown", error_code="outcome-lost")
+            attempt.update(state="unknown", error_code="outcome-lost", cost_usd=cost_of(attempt, None))
 
 
 def standing_order(  # noqa: PLR0911  # one return for each reason
@@ -300,14 +303,15 @@ def review_ruling(
         if step["state"] in STEP_LIVE and not verdict.unchecked:
             writer.set_step_state(step, "waiting", code)
         return Ruling("held", code, missing=verdict.missing, unchecked=verdict.unchecked)
-    candidate = step["candidate_attempt_id"]
+    # A run that was resumed begins first, in a transaction of its own, and ends by being settled.
+    began = writer.run["state"] != "created"
+    candidate = accept_candidate(writer, step, own, reused=reused)
     if candidate is None:
         return None
-    mine = any(attempt["id"] == candidate for attempt in own)
-    writer.accept_reviewed(step, candidate, own=mine, reused=reused and not mine)
     others = [row for row in steps if row["position"] != step["position"] and row["state"] not in _DONE]
     is_last = step["position"] == steps[-1]["position"]
     ends = sight.ends_run and (is_last or not sight.gates.has("answer")) and may_end(writer, step["round"], others)
+    ends = ends and began
     if ends:
         writer.set_run_state("succeeded")
     elif writer.run["state"] == "waiting":

@@ -35,6 +35,7 @@ from engine.store.attempts import (
     review_ruling,
     standing_order,
 )
+from engine.store.candidates import accept_candidate
 from engine.store.closing import has_answer_gate, propose, waits_for_review
 from engine.store.database import Database
 from engine.store.drafts import StepRoute
@@ -131,9 +132,13 @@ async def begin_child(database: Database, opening: ChildOpening) -> ChildRuling:
         )
         step = only_row(owners)
         refused = _refusal(writer, step, ancestors, opening, number=len(attempts))
+        ruled = None
         if opening.review is not None and (refused is None or refused.verdict == "done"):
             ruled = review_ruling(writer, step, reviewed, opening.review, own=attempts, reused=not children)
-            refused = refused if ruled is None else _as_child_ruling(ruled)
+        elif opening.review is None and refused is None:
+            waited = accept_candidate(writer, step, attempts, reused=not children)
+            ruled = None if waited is None else Ruling("done", attempt_id=waited)
+        refused = refused if ruled is None else _as_child_ruling(ruled)
         if refused is not None:
             if refused.verdict == "held":
                 writer.mark_seen(opening.execution)

@@ -35,7 +35,7 @@ from engine.store.exchange import Connection, Row
 from engine.store.gates import REVIEW
 from engine.store.review_requests import note_draws
 from engine.store.reviews import BOOK_QUERIES, GateCheck, review_book
-from engine.store.run_writer import AttemptResult, RunWriter, lock_run, storable, usd
+from engine.store.run_writer import AttemptResult, RunWriter, cost_of, lock_run, storable, usd
 from engine.store.states import STEP_LIVE
 from engine.store.waiting import OPERATOR, show_waiting
 
@@ -137,7 +137,7 @@ def _close_step(  # noqa: PLR0911  # one return for each outcome
         attempt_id=closing.attempt_id,
         input_tokens=result.input_tokens,
         output_tokens=result.output_tokens,
-        cost_usd=result.cost_usd,
+        cost_usd=cost_of(attempt, result.cost_usd),
     )
     committed = writer.artifacts(closing.drafts)
     if succeeded and rows.is_reviewed:

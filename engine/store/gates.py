@@ -50,6 +50,23 @@ class GateRule:
             return "sample"
         return "label" if self.said["workers"] or self.said["clearance"] else "policy"
 
+    def terms(self, level: int) -> dict[str, Any] | None:
+        """What a review asks that something waits for: of the first people (level 0), or of those behind them (1).
+
+        None where the rule asks nobody else.
+        """
+        part = {0: self.said, 1: self.said["escalate"]}.get(level)
+        if part is None:
+            return None
+        return {
+            "level": level,
+            "approvals": part["approvals"],
+            "four_eyes": self.said["four_eyes"],
+            "reviewers": list(part["reviewers"]),
+            "bypass": self.said["bypass"],
+            "on_expiry": None if part["expires_s"] is None else part["on_expiry"],
+        }
+
     def is_for(self, worker: str | None, clearance: str | None) -> bool:
         """Whether the rule is for steps of this worker; a plan or an answer has none."""
         workers, labels = self.said["workers"], self.said["clearance"]

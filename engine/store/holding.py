@@ -12,6 +12,7 @@ from uuid import UUID
 from engine.errors import RefusedError
 from engine.store.database import Database
 from engine.store.exchange import Connection, exchange
+from engine.store.hold_rows import READ_ENTRIES_FOR, standing
 from engine.store.run_writer import lock_run
 
 if TYPE_CHECKING:
@@ -38,13 +39,14 @@ _KNOWN_REFUSAL = """
 
 
 async def holds_on(source: Database | Connection, runs: Collection[UUID]) -> list[str]:
-    """The matters that hold one of these runs. Give the whole tree: what holds a part of it holds all."""
-    statement = (_HOLDS_ON, {"runs": list(runs)})
+    """The matters that hold one of these runs, by the rows or by the ledger. Give the whole tree: a part holds all."""
+    by_rows, by_ledger = (_HOLDS_ON, {"runs": list(runs)}), (READ_ENTRIES_FOR, (list(runs),))
     if isinstance(source, Database):
-        (rows,) = await source.fetch(statement)
+        rows, entries = await source.fetch(by_rows, by_ledger)
     else:
-        (rows,) = await exchange(source, [statement])
-    return [row["matter"] for row in rows]
+        rows, entries = await exchange(source, [by_rows, by_ledger])
+    said = {hold.matter for hold in standing(entries).values() if hold.holds(runs)}
+    return sorted({row["matter"] for row in rows} | said)
 
 
 async def refuse_for_hold(database: Database, order: ErasureOrder, matters: Sequence[str]) -> NoReturn:

@@ -38,6 +38,13 @@ _WIDEN = "UPDATE holds SET all_runs = all_runs OR %s, release_asked_by = NULL, r
 _INSERT_HELD = "INSERT INTO held_runs (hold_id, run_id, added_at) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
 _ASK = "UPDATE holds SET release_asked_by = %s, release_asked_at = %s WHERE id = %s"
 _RELEASE = "UPDATE holds SET released_by = %s, released_at = %s WHERE id = %s"
+# For whom somebody asked; the newest wish, because more runs take an earlier one back.
+_ASKED_FOR = """
+    SELECT convert_from(body, 'UTF8')::jsonb->>'on_behalf_of' AS account FROM ledger_entries
+    WHERE run_id = %s AND type = 'hold.release_asked'
+      AND convert_from(body, 'UTF8')::jsonb->'data'->>'hold' = %s::uuid::text
+    ORDER BY seq DESC LIMIT 1
+"""
 _LIST = """
     SELECT holds.*, array(SELECT run_id FROM held_runs WHERE hold_id = holds.id ORDER BY run_id) AS runs
     FROM holds WHERE tenant_id = %s AND (released_at IS NULL OR %s) ORDER BY placed_at, id
@@ -189,10 +196,13 @@ async def release_hold(database: Database, matter: Matter) -> HoldView:
 
 
 async def _refuse_same_person(connection: Connection, matter: Matter, hold: Row) -> None:
-    accounts = [matter.actor_id, hold["release_asked_by"]]
-    (rows,) = await exchange(connection, [(_PERSONS, (matter.tenant_id, accounts))])
+    (wish,) = await exchange(connection, [(_ASKED_FOR, (matter.tenant_id, hold["id"]))])
+    # Whoever lets somebody else act has a part in it, as in a review.
+    asked = {hold["release_asked_by"], *(row["account"] for row in wish)} - {None}
+    confirms = {matter.actor_id, matter.on_behalf_of} - {None}
+    (rows,) = await exchange(connection, [(_PERSONS, (matter.tenant_id, [*asked, *confirms]))])
     persons = {row["actor_id"]: row["person"] for row in rows}
-    if len({persons.get(account, account) for account in accounts}) == 1:
+    if {persons.get(account, account) for account in asked} & {persons.get(account, account) for account in confirms}:
         raise RefusedError(
             "second-person-needed",
             f"{hold['release_asked_by']} asked for the release of {matter.matter} at"

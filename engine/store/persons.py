@@ -16,6 +16,7 @@ from uuid import UUID
 from engine.errors import InputError, RefusedError
 from engine.store.database import Database
 from engine.store.exchange import Connection, exchange
+from engine.store.run_writer import ENGINE_ACTOR
 from engine.store.system_chain import lock_system
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
@@ -57,6 +58,8 @@ async def link_account(
                 "person-invalid", f"{name[:64]!r} is not an identifier",
                 hint="use letters, digits and . _ : @ + - (at most 128)",
             )  # fmt: skip
+    if ENGINE_ACTOR in {account, person}:
+        raise InputError("person-invalid", f"{ENGINE_ACTOR} is Podium itself, no account", hint="name a person")
     if account == person:
         raise InputError(
             "person-invalid",

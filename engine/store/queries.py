@@ -144,6 +144,7 @@ CLOSE_ATTEMPT: Final[LiteralString] = """
     UPDATE attempts SET
         state = %(state)s, error_code = %(error_code)s, accepted = %(accepted)s, ended_at = %(now)s,
         finish_reason = %(finish_reason)s, notes = %(notes)s, provider_status = %(provider_status)s,
+        provider_request_id = %(provider_request_id)s, provider_model = %(provider_model)s,
         input_tokens = %(input_tokens)s, output_tokens = %(output_tokens)s, cost_usd = %(cost_usd)s,
         first_token_ms = %(first_token_ms)s, duration_ms = %(duration_ms)s
     WHERE id = %(id)s

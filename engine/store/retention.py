@@ -17,6 +17,7 @@ from engine.store.database import Database
 from engine.store.erasing import ErasureOrder, erase
 from engine.store.erasure_scope import Target
 from engine.store.exchange import Connection
+from engine.store.hold_rows import READ_ENTRIES, standing
 from engine.store.run_writer import ENGINE_ACTOR
 from engine.store.system_chain import lock_system
 
@@ -44,7 +45,7 @@ _DUE = """
         FROM tree JOIN artifacts ON artifacts.run_id = tree.id
         WHERE artifacts.erasure_id IS NULL AND artifacts.kind NOT IN ('basis', 'basis_reason')
     )
-    SELECT root AS id,
+    SELECT root AS id, (SELECT array_agg(own.id) FROM tree own WHERE own.root = left_over.root) AS tree,
            array_agg(id) FILTER (WHERE is_reused) AS spared,
            count(*) FILTER (WHERE NOT is_reused) AS artifacts,
            coalesce(sum(byte_count) FILTER (WHERE NOT is_reused), 0)::bigint AS bytes,
@@ -89,11 +90,14 @@ async def due_runs(
 ) -> list[DueRun]:
     """The runs whose texts are to go, oldest first; ``default_days`` None keeps those of pools that say nothing."""
     where = {"tenant_id": tenant_id, "default_days": default_days, "limit": limit}
-    (rows,) = await database.fetch((_DUE, where))
-    return [
-        DueRun(row["id"], row["artifacts"], row["bytes"], tuple(row["spared"] or ()), tuple(row["held"] or ()))
-        for row in rows
-    ]
+    rows, entries = await database.fetch((_DUE, where), (READ_ENTRIES, (tenant_id,)))
+    holds = standing(entries)
+    due = []
+    for row in rows:
+        # By the rows or by the ledger.
+        held = {*(row["held"] or ()), *(own for own, hold in holds.items() if hold.holds(row["tree"]))}
+        due.append(DueRun(row["id"], row["artifacts"], row["bytes"], tuple(row["spared"] or ()), tuple(sorted(held))))
+    return due
 
 
 async def sweep(

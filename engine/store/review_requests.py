@@ -126,11 +126,12 @@ def close_review(writer: RunWriter, review: str, state: str, *, sent_back: bool 
 
 def ask(writer: RunWriter, book: ReviewBook, asking: Asking) -> None:
     """Adds the question: the row, the manifest of what is displayed, the entry."""
-    wanted, display, rule = asking.wanted, asking.display, asking.wanted.rule.said
-    part = rule if asking.level == 0 else rule["escalate"]
+    wanted, display, rule = asking.wanted, asking.display, asking.wanted.rule
+    part = rule.said if asking.level == 0 else rule.said["escalate"]
+    terms = rule.terms(asking.level)
+    assert terms is not None
     # Nothing waits for a look at what is done, so nothing follows if nobody takes it.
     expires_at = _expiry(writer.now, part["expires_s"] if wanted.holds else None)
-    on_expiry = None if expires_at is None else part["on_expiry"]
     excluded = sorted(book.authors | asking.excluded)
     said: dict[str, Any] = {
         "gate": wanted.gate,
@@ -138,13 +139,9 @@ def ask(writer: RunWriter, book: ReviewBook, asking: Asking) -> None:
         "holds": wanted.holds,
         "reason": wanted.reason,
         "execution": wanted.execution,
-        "level": asking.level,
-        "approvals": part["approvals"],
-        "four_eyes": rule["four_eyes"],
-        "reviewers": list(part["reviewers"]),
         "excluded": excluded,
-        "bypass": rule["bypass"],
-        "on_expiry": on_expiry,
+        **terms,
+        "on_expiry": terms["on_expiry"] if wanted.holds else None,
     }
     hashes = {"subject": wanted.subject, "plan": wanted.plan, "policy": wanted.policy, "shown": display.shown.hex()}
     writer.statement(

@@ -182,6 +182,11 @@ class Wanted:
             return False
         return self.gate != "before" or data["basis"] == self.basis
 
+    def asks_the_same(self, record: ReviewRecord) -> bool:
+        """Whether a review that names this rule asks of people what the rule wants, and no less."""
+        terms = self.rule.terms(record.data["level"])
+        return terms is not None and terms == {name: record.data[name] for name in terms}
+
 
 @dataclass(frozen=True, slots=True)
 class GateVerdict:
@@ -307,8 +312,8 @@ class GateCheck:
             record = self.book.newest(one)
             if record is None:
                 missing.append(one)
-            elif record.id in self.book.contradicted:
-                # Neither let through nor asked for anew: one of the two was made up, and people have to look.
+            elif record.id in self.book.contradicted or not one.asks_the_same(record):
+                # Neither let through nor asked for anew: it was made up, and people have to look.
                 return GateVerdict("held", code=REVIEW_CONTRADICTED)
             elif record.state in {"stale", "withdrawn"}:
                 missing.append(replace(one, replaces=record.id))

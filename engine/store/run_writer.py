@@ -184,9 +184,13 @@ class RunWriter:
         With ``step`` and ``step_state`` the step moves by the same entry.
 
         ``result`` holds what can be stored, see `storable`. An attempt that was given up as unknown is in the totals
-        already; when it reports after all, only the difference is added.
+        already; when it reports after all, only the difference is added. A call of unknown cost whose worst case is 0
+        dollars cost 0.
         """
         self.closed_attempts.append(attempt["id"])
+        # Not put into the result: how many tokens it used stays unknown, and budgets tell that by it.
+        cost_usd = cost_of(attempt, result.cost_usd)
+        said = result.said()
         before: dict[str, Any] = {"input_tokens": 0, "output_tokens": 0, "cost_usd": Decimal(0)}
         unpriced_before = False
         if attempt["state"] == "unknown":
@@ -194,27 +198,13 @@ class RunWriter:
             unpriced_before = attempt["cost_usd"] is None
         self.statement(
             queries.CLOSE_ATTEMPT,
-            {
-                "id": attempt["id"],
-                "now": self.now,
-                "state": result.state,
-                "error_code": result.error_code,
-                "accepted": result.accepted,
-                "finish_reason": result.finish_reason,
-                "notes": list(result.notes),
-                "provider_status": result.provider_status,
-                "input_tokens": result.input_tokens,
-                "output_tokens": result.output_tokens,
-                "cost_usd": result.cost_usd,
-                "first_token_ms": result.first_token_ms,
-                "duration_ms": result.duration_ms,
-            },
+            {**said, "id": attempt["id"], "now": self.now, "error_code": result.error_code, "cost_usd": cost_usd},
         )
         self.add_to_totals(
             input_tokens=(result.input_tokens or 0) - before["input_tokens"],
             output_tokens=(result.output_tokens or 0) - before["output_tokens"],
-            cost_usd=(result.cost_usd or Decimal(0)) - before["cost_usd"],
-            attempts_unpriced=int(result.cost_usd is None) - int(unpriced_before),
+            cost_usd=(cost_usd or Decimal(0)) - before["cost_usd"],
+            attempts_unpriced=int(cost_usd is None) - int(unpriced_before),
         )
         moved: dict[str, Any] = {}
         if step is not None and step_state is not None:
@@ -226,17 +216,9 @@ class RunWriter:
             attempt=str(attempt["id"]),
             round=attempt["round"],
             step=attempt["position"],
-            state=result.state,
             code=result.error_code,
-            notes=list(result.notes),
-            accepted=result.accepted,
-            finish_reason=result.finish_reason,
-            provider_status=result.provider_status,
-            input_tokens=result.input_tokens,
-            output_tokens=result.output_tokens,
-            cost_usd=said_usd(result.cost_usd),
-            first_token_ms=result.first_token_ms,
-            duration_ms=result.duration_ms,
+            cost_usd=said_usd(cost_usd),
+            **said,
             settled=settled,
             artifacts=committed,
             moved=moved or None,
@@ -297,11 +279,29 @@ class AttemptResult:
     finish_reason: str | None = None
     notes: tuple[str, ...] = ()
     provider_status: int | None = None
+    provider_request_id: str | None = None
+    provider_model: str | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     cost_usd: Decimal | None = None
     first_token_ms: int | None = None
     duration_ms: int | None = None
+
+    def said(self) -> dict[str, Any]:
+        """What row and entry say alike, under the same names: all but the code and the cost."""
+        return {
+            "state": self.state,
+            "accepted": self.accepted,
+            "finish_reason": self.finish_reason,
+            "notes": list(self.notes),
+            "provider_status": self.provider_status,
+            "provider_request_id": self.provider_request_id,
+            "provider_model": self.provider_model,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "first_token_ms": self.first_token_ms,
+            "duration_ms": self.duration_ms,
+        }
 
 
 def usd(value: Decimal | None) -> Decimal | None:
@@ -327,6 +327,11 @@ def storable(result: AttemptResult) -> AttemptResult:
     sane = [count if count is not None and 0 <= count <= _COUNT_MAX else None for count in counts]
     cost_usd = usd(result.cost_usd) if counts == sane else None
     return replace(result, input_tokens=sane[0], output_tokens=sane[1], cost_usd=cost_usd)
+
+
+def cost_of(attempt: Mapping[str, Any], known: Decimal | None) -> Decimal | None:
+    """What a call cost in US dollars: what is known of it, else 0 if its worst case was 0, else None for unknown."""
+    return Decimal(0) if known is None and attempt["reserved_usd"] == 0 else known
 
 
 def _used(result: AttemptResult) -> Used:

@@ -50,7 +50,7 @@ async def settle_run(database: Database, settlement: Settlement) -> Settled:
     ``review-missing``.
     """
 
-    async def work(connection: Connection) -> Settled:
+    async def work(connection: Connection) -> Settled | None:
         # Children are locked before the budgets, as their own transactions do.
         writer, (attempts, steps, unbegun, reviews, *book) = await lock_run(
             connection,
@@ -77,6 +77,11 @@ async def settle_run(database: Database, settlement: Settlement) -> Settled:
             if verdict.kind != "passed":
                 # Whoever asks for the end of a run is not believed that people have looked at its answer.
                 state, code = "failed", (verdict.code if verdict.kind == "failed" else None) or REVIEW_MISSING
+        if state == "succeeded" and run["state"] == "created":
+            # Resumed when every step was done, so nothing was called. It begins first: a row moves once a transaction.
+            writer.set_run_state("running")
+            await writer.commit()
+            return None
         for attempt in attempts:
             # Nobody will report on it any more; if somebody does, it is recorded as superseded.
             writer.close_attempt(attempt, AttemptResult("unknown", "outcome-lost"), [])
@@ -91,7 +96,9 @@ async def settle_run(database: Database, settlement: Settlement) -> Settled:
         # Now the run has ended, whatever becomes of its workflow, and so have children that it had not started yet.
         return Settled(state, code)
 
-    return await database.write(work)
+    while (settled := await database.write(work)) is None:
+        pass
+    return settled
 
 
 async def note_waiting(

@@ -63,6 +63,8 @@ class AttemptSnapshot:
     duration_ms: int | None
     message: str | None
     round: int = 0
+    provider_request_id: str | None = None
+    provider_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +350,8 @@ def _attempt(row: Any, message: str | None) -> AttemptSnapshot:
         duration_ms=row.duration_ms,
         message=message,
         round=row.round,
+        provider_request_id=row.provider_request_id,
+        provider_model=row.provider_model,
     )
 
 

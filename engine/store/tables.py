@@ -258,6 +258,8 @@ class Attempt(Base):
     # Codes of what was done to the answer, for example "nul-replaced".
     notes: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default="{}")
     provider_status: Mapped[int | None]
+    provider_request_id: Mapped[str | None]
+    provider_model: Mapped[str | None]
     input_tokens: Mapped[int | None]
     output_tokens: Mapped[int | None]
     cost_usd: Mapped[Decimal | None]

@@ -115,6 +115,17 @@ def _read_together(bodies: list[bytes]) -> list[Any] | None:
     return documents if all(type(one) is dict and one.keys() == _ENVELOPE for one in documents) else None
 
 
+def _broken(number: int) -> str:
+    """Why an entry may not name the one before it: the link says only that the two do not belong together."""
+    if number == 1:
+        return "entry 1 does not follow the entry before it: it is changed, or entries before it were removed"
+    before = number - 1
+    return (
+        f"entry {number} does not follow the entry before it: entry {before} or entry {number} was changed, or one "
+        "between them was removed"
+    )
+
+
 def _entry(body: bytes, document: Any, bundle: Bundle, head: ChainHead, *, number: int, prev: str) -> Entry:
     if document is None:
         try:
@@ -128,7 +139,7 @@ def _entry(body: bytes, document: Any, bundle: Bundle, head: ChainHead, *, numbe
     if document["seq"] != number:
         raise InvalidError(f"entry {number} says that it is number {document['seq']}")
     if document["prev"] != prev:
-        raise InvalidError(f"entry {number} does not follow the entry before it")
+        raise InvalidError(_broken(number))
     if document["tenant"] != bundle.tenant or document["run"] != head.chain:
         raise InvalidError(f"entry {number} belongs to another chain")
     type_, data = document["type"], document["data"]

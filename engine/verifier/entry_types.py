@@ -18,6 +18,7 @@ from engine.verifier.shapes import (
     is_flag,
     is_hash,
     is_id,
+    is_provider_word,
     is_text,
     is_time,
     is_usd,
@@ -130,7 +131,8 @@ _RUN_SHAPES: dict[str, Shape] = {
             "cost_usd": optional(is_usd),
             "moved": _MOVED,
             **_ARTIFACTS,
-        }
+        },
+        {"provider_request_id": optional(is_provider_word), "provider_model": optional(is_provider_word)},
     ),
     "step.changed": fields({**_STEP, **_STEP_MOVE}, {"attempt": is_id}),
     "step.substituted": fields(

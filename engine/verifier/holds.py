@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from engine.verifier.chains import Entry
 from engine.verifier.contents import Contents
+from engine.verifier.entry_types import committed
 from engine.verifier.faults import Findings, InvalidError
 from engine.verifier.log import Log
 from engine.verifier.records import Run
@@ -26,6 +27,7 @@ _COMPARED_MAX: Final = 2_000_000
 class Hold:
     """A hold of a matter. ``runs`` says from which entry on each was held; ``all_since`` the same of every run."""
 
+    id: str
     matter: str
     runs: dict[str, Entry] = field(default_factory=dict)
     all_since: Entry | None = None
@@ -66,7 +68,7 @@ def _read(holds: dict[str, Hold], matters: dict[str, Hold], entry: Entry) -> Non
             raise InvalidError("it is placed already")
         if data["matter"] in matters:
             raise InvalidError("its matter has a hold already")
-        hold = holds[data["hold"]] = matters[data["matter"]] = Hold(data["matter"])
+        hold = holds[data["hold"]] = matters[data["matter"]] = Hold(data["hold"], data["matter"])
         hold.take(entry)
         return
     if hold is None or hold.released is not None or data.get("matter", hold.matter) != hold.matter:
@@ -100,6 +102,33 @@ def verify_erasures(
                 findings.undecidable("that nothing was erased under hold: there are too many erasures and holds")
             elif holds:
                 _verify_unheld(entry, trees[run.id], holds, order, findings)
+
+
+def note_other_runs(
+    runs: Mapping[str, Run], system: Sequence[Entry], holds: Sequence[Hold], findings: Findings
+) -> None:
+    """Takes the withheld texts of holds that hold none of these runs out of what the verdict depends on.
+
+    Nobody ordered that they be withheld: they are here only because the tenant's own chain is whole in every bundle.
+    """
+    if not holds or not findings.redacted:
+        return
+    known = frozenset(runs).union(*_trees(runs).values())
+    others = {hold.id for hold in holds if not hold.since(known)}
+    texts = {
+        said["artifact"]
+        for entry in system
+        if entry.type.startswith("hold.") and entry.data["hold"] in others
+        for said in committed(entry.data)
+    }
+    left = [artifact for artifact in findings.redacted if artifact not in texts]
+    count = len(findings.redacted) - len(left)
+    if count:
+        findings.redacted = left
+        findings.unproven(
+            f"why other runs are or were held: texts of the tenant's own chain about other runs are not in this bundle "
+            f"({count})"
+        )
 
 
 def _verify_named(entry: Entry, contents: Contents, *, had_ended: bool, findings: Findings) -> None:

@@ -145,7 +145,12 @@ def _since(link: Entry, before: str, after: Entry | None, made_at: str | None, f
 
 
 def _released(persons: Persons, before: Entry | None, entry: Entry, findings: Findings) -> None:
-    if before is None or persons.person(before.actor, entry) == persons.person(entry.actor, entry):
+    asked, released = (
+        {persons.person(account, entry) for account in (one.actor, one.on_behalf_of) if account is not None}
+        for one in (before or entry, entry)
+    )
+    # Nobody has asked, or who did has a part in the release, be it by letting somebody else act.
+    if asked & released:
         findings.fault(str(entry), "a hold is released by two people: one asks, another one does it")
     # Both stand in the tenant's own chain, as the links do, so the order is never in doubt.
 

@@ -66,6 +66,7 @@ def _review(report: Report, review: Review) -> dict[str, Any]:
         "review": review.id,
         "gate": review.place[0],
         "state": review.state,
+        "outcome": review.outcome,
         "asked_at": review.requested.at,
         "reason": review.data["reason"],
         "approvals": review.data["approvals"],
@@ -207,7 +208,7 @@ def _approved_lines(answer: dict[str, Any]) -> list[str]:
     for review in answer["reviews"]:
         needed = f"{review['approvals']} needed" + (", four eyes" if review["four_eyes"] else "")
         asked = f"asked {review['asked_at']} ({review['reason']}; {needed})"
-        lines.append(f"  review {review['review']}, gate `{review['gate']}`, {asked}: {review['state']}")
+        lines.append(f"  review {review['review']}, gate `{review['gate']}`, {asked}: {review['outcome']}")
         lines += map(_decision_line, review["decisions"])
         if review["bypassed"] is not None:
             lines.append(f"    {review['bypassed']['at']}  {review['bypassed']['person']} broke the glass")

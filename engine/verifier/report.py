@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, Literal
 
-from engine.verifier.bundle import Bundle
-from engine.verifier.contents import Contents
+from engine.verifier.bundle import PAGE, Bundle, ListedArtifact
+from engine.verifier.chains import Entry
+from engine.verifier.contents import Contents, derived_id
 from engine.verifier.faults import Findings
 from engine.verifier.log import Log
 from engine.verifier.pools import Pool
 from engine.verifier.records import Run
+from engine.verifier.review_records import Review
 from engine.verifier.reviews import Reviews
 from engine.verifier.words import one_line
 
@@ -133,7 +135,10 @@ class Report:
     def as_text(self) -> str:
         """The report for people."""
         findings = self.findings
-        lines = [self._headline(), ""]
+        lines = [self._headline()]
+        if self.verdict != "invalid" and self.bundle is not None and PAGE in self.bundle.archive.names:
+            lines.append(f"{PAGE} was not checked: it is for reading")
+        lines.append("")
         if findings.faults:
             lines += [f"  {fault}" for fault in findings.faults]
             if findings.faults_left_out:
@@ -143,12 +148,29 @@ class Report:
         if self.bundle is not None:
             lines += self._checked()
         if self.verdict != "invalid":
-            lines += _listed("withheld by order of the exporter (redacted)", findings.redacted)
-            lines += _listed("erased by an order on record", findings.erased)
+            lines += self._listed("withheld by order of the exporter (redacted)", findings.redacted)
+            lines += self._listed("erased by an order on record", findings.erased)
             lines += ["Not proven:", *(f"  - {_shortened(line)}" for line in self.not_proven[:_LINES_MAX])]
             if len(self.not_proven) > _LINES_MAX:
                 lines.append(f"  ... and {len(self.not_proven) - _LINES_MAX} more; --json has all of them")
         return "\n".join(map(one_line, lines)) + "\n"
+
+    def _listed(self, what: str, artifacts: Sequence[str]) -> list[str]:
+        if not artifacts:
+            return []
+        lines = [f"{len(artifacts)} contents {what}:", *(f"  {self._named(one)}" for one in artifacts[:_LINES_MAX])]
+        if len(artifacts) > _LINES_MAX:
+            lines.append(f"  ... and {len(artifacts) - _LINES_MAX} more; --json has all of them")
+        return [*lines, ""]
+
+    def _named(self, artifact: str) -> str:
+        """An artifact with its kind and, where its entry says it, its step: `ID  output of step 0`."""
+        row = None if self.bundle is None else self.bundle.artifacts.get(artifact)
+        if row is None:
+            return artifact
+        entry = None if self.contents is None else self.contents.committed_by.get(artifact)
+        step = None if entry is None else _step_of(row, entry)
+        return f"{artifact}  {row.kind.replace('_', ' ')}{'' if step is None else f' of step {step}'}"
 
     def _headline(self) -> str:
         unsigned = self.findings.unsigned
@@ -184,11 +206,14 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _listed(what: str, artifacts: Sequence[str]) -> list[str]:
-    if not artifacts:
-        return []
-    more = "" if len(artifacts) <= _LINES_MAX else f" and {len(artifacts) - _LINES_MAX} more"
-    return [f"{len(artifacts)} contents {what}: {', '.join(artifacts[:_LINES_MAX])}{more}", ""]
+def _step_of(row: ListedArtifact, entry: Entry) -> int | None:
+    """The position of the step that a text belongs to; an accepted plan commits to the subtasks of all its steps."""
+    if row.kind == "subtask" and entry.type == "plan.accepted":
+        number = entry.data["round"]
+        owners = (derived_id(entry.chain, f"step/{number}/{at}") for at in range(len(entry.data["steps"])))
+        return next((at for at, owner in enumerate(owners) if owner == row.owner), None)
+    step = entry.data.get("step")
+    return step if type(step) is int else None
 
 
 def _shortened(line: str) -> str:
@@ -207,15 +232,36 @@ def _run_line(run: Run, reviews: Reviews | None) -> str:
     cost, unknown = _cost(run)
     steps = sum(len(found.steps) for found in run.rounds.values())
     rendered = sum(attempt.rendered for attempt in run.attempts.values())
-    people = sorted({decision.person for review in _all(reviews) for decision in review.decisions})
     return (
         f"run {run.id}: {run.state}, {steps} steps, {len(run.attempts)} calls ({rendered} prompts rendered again), "
-        f"{cost.normalize():f} USD{f' and {unknown} of unknown cost' if unknown else ''}"
-        + (f", reviewed by {', '.join(people)}" if people else "")
+        f"{cost.normalize():f} USD{f' and {unknown} of unknown cost' if unknown else ''}" + _reviewed(_all(reviews))
     )
 
 
-def _all(reviews: Reviews | None) -> list[Any]:
+def _reviewed(reviews: Sequence[Review]) -> str:
+    """Who reviewed a run; what went through without enough of them is said as loud."""
+    later = [review for review in reviews if review.data["reason"] == "break-glass"]
+    people = _deciders(review for review in reviews if review not in later)
+    said = [f"reviewed by {people}"] if people else []
+    broke = sorted({str(review.bypassed.data["person"]) for review in reviews if review.bypassed is not None})
+    if broke:
+        said.append(f"BYPASSED by {', '.join(broke)}")
+    for review in later:
+        who = _deciders([review])
+        if review.state == "open":
+            said.append("the later review is open" + (f" (so far decided by {who})" if who else ""))
+        else:
+            said.append(f"later reviewed by {who} ({review.outcome})" if who else f"the later review: {review.outcome}")
+    passed = [review for review in reviews if review.was_let_pass]
+    said += dict.fromkeys(f"gate `{review.place[0]}` {review.outcome.upper()}" for review in passed)
+    return "".join(f", {words}" for words in said)
+
+
+def _deciders(reviews: Iterable[Review]) -> str:
+    return ", ".join(sorted({decision.person for review in reviews for decision in review.decisions}))
+
+
+def _all(reviews: Reviews | None) -> list[Review]:
     return [] if reviews is None else list(reviews.all.values())
 
 

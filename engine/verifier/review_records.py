@@ -9,6 +9,7 @@ from typing import Any, Final
 from engine.verifier.chains import Entry
 from engine.verifier.persons import ENGINE, Links, Persons
 from engine.verifier.pools import Rule
+from engine.verifier.words import SENT_BACK, let_pass
 
 # More runs than there ever are above each other; bounds what a hostile bundle can cost.
 LINEAGE_MAX: Final = 1_000
@@ -101,6 +102,18 @@ class Review:
     def holds(self) -> bool:
         """Whether something waits for it; False for one that was asked for after the fact."""
         return bool(self.data.get("holds", self.data["reason"] != "break-glass"))
+
+    @property
+    def was_let_pass(self) -> bool:
+        """Whether it expired and its rule let it pass."""
+        return self.state == "expired" and self.data.get("on_expiry") == "approve"
+
+    @property
+    def outcome(self) -> str:
+        """How it stands, for people."""
+        if self.was_let_pass:
+            return let_pass(looked=bool(self.opened or self.decisions))
+        return SENT_BACK if self.closed is not None and self.closed.data.get("sent_back") else self.state
 
     @property
     def is_rejected(self) -> bool:

@@ -46,6 +46,8 @@ is_time: Final = _pattern(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2
 is_usd: Final = _pattern(r"[0-9]{1,11}(\.[0-9]{1,10})?")
 # A short text: codes, names of workers, models and people are short, whatever they are.
 is_text: Final = _pattern(r".{0,4096}")
+# A provider's own id or name: no sentence fits.
+is_provider_word: Final = _pattern(r"[A-Za-z0-9._:/@+=-]{1,128}")
 # An integer from 0; canonical JSON has none from 2^53.
 is_count: Final = Shape(int, (-1).__lt__)
 is_flag: Final = Shape(bool)

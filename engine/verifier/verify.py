@@ -13,7 +13,7 @@ from engine.verifier.displays import Displays
 from engine.verifier.exports import verify_exports
 from engine.verifier.families import verify_brackets, verify_families, verify_links, verify_system, verify_unseen_holds
 from engine.verifier.faults import Findings, InvalidError
-from engine.verifier.holds import read_holds, verify_erasures
+from engine.verifier.holds import note_other_runs, read_holds, verify_erasures
 from engine.verifier.log import verify_log, verify_signed
 from engine.verifier.note import Verifier
 from engine.verifier.persons import Persons, read_persons
@@ -63,7 +63,9 @@ def _verify(report: Report, data: bytes, trust: Sequence[Verifier], saved: bytes
         _replay(report, chains, contents, pools, persons)
         verify_families(report.runs, contents, log, findings)
         verify_exports(bundle, report.runs, system, findings)
-        verify_erasures(report.runs, read_holds(system, findings), contents, log, findings)
+        held = read_holds(system, findings)
+        verify_erasures(report.runs, held, contents, log, findings)
+        note_other_runs(report.runs, system, held, findings)
         verify_unseen_holds(bundle, report.runs, chains, log, findings)
         decided = [run for run, found in report.reviews.items() if any(one.decisions for one in found.all.values())]
         verify_links(bundle, chains, log, decided, findings)

@@ -17,6 +17,8 @@ down_revision = "0002"
 branch_labels = None
 depends_on = None
 
+# What a provider said of a call. The entries say it too, so going back loses nothing that is on record.
+PROVIDER_COLUMNS = ("provider_request_id", "provider_model")
 APPEND_ONLY = ("ledger_entries", "log_leaves", "log_nodes", "log_checkpoints")
 
 # With a fixed search path nobody can put a table or an operator of their own in the way of the owner's rights.
@@ -209,6 +211,8 @@ def upgrade() -> None:
         # The system chain of a tenant belongs to no run.
         op.drop_constraint(op.f(f"fk_{table}_run_id"), table)
     _create_tables()
+    for column in PROVIDER_COLUMNS:
+        op.add_column("attempts", sa.Column(column, sa.Text(), nullable=True))
     for definition in (LEDGER_APPEND, ENQUEUE, LOG_EXTEND, REFUSE, CHECK_SIZE):
         op.execute(definition.format(secured=secured, path=path))
     for function in ("ledger_append(uuid, bigint, bytea, bytea[])", "log_extend(uuid, integer)"):
@@ -254,6 +258,8 @@ def downgrade() -> None:
     op.drop_index("ix_ledger_entries_keys", "ledger_entries")
     for table in ("log_checkpoints", "log_nodes", "log_leaves", "ledger_pending"):
         op.drop_table(table)
+    for column in PROVIDER_COLUMNS:
+        op.drop_column("attempts", column)
     for function in ("log_extend(uuid, integer)", "ledger_enqueue()", "ledger_refuse()", "log_check_size()"):
         op.execute(f"DROP FUNCTION {function}")
     schema = connection.execute(sa.text("SELECT quote_ident(current_schema())")).scalar_one()

@@ -17,9 +17,13 @@ down_revision = "0003"
 branch_labels = None
 depends_on = None
 
+# Functions find Podium's tables and no others: a session may make tables of its own with the same names, and a look
+# without a path finds those first.
+PATH = "SET search_path = pg_catalog, {schema}, pg_temp"
+
 # Whose a run is: who submitted it or a run above it, and on whose behalf; who wrote or edited the plan of its source.
 RUN_AUTHORS = """
-CREATE FUNCTION run_authors(p_run_id uuid) RETURNS SETOF text LANGUAGE sql STABLE AS $$
+CREATE FUNCTION run_authors(p_run_id uuid) RETURNS SETOF text LANGUAGE sql STABLE <path> AS $$
     WITH RECURSIVE line AS (
         SELECT id, parent_run_id, source_run_id, actor_id, on_behalf_of, true AS counts FROM runs WHERE id = p_run_id
         UNION
@@ -32,12 +36,12 @@ CREATE FUNCTION run_authors(p_run_id uuid) RETURNS SETOF text LANGUAGE sql STABL
 $$
 """
 PERSON_OF = """
-CREATE FUNCTION person_of(p_tenant_id uuid, p_actor_id text) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE FUNCTION person_of(p_tenant_id uuid, p_actor_id text) RETURNS text LANGUAGE sql STABLE <path> AS $$
     SELECT coalesce((SELECT person FROM persons WHERE tenant_id = p_tenant_id AND actor_id = p_actor_id), p_actor_id)
 $$
 """
 CHECK_DECISION = """
-CREATE FUNCTION check_review_decision() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION check_review_decision() RETURNS trigger LANGUAGE plpgsql <path> AS $$
 DECLARE
     v_review reviews%ROWTYPE;
     v_account text;
@@ -84,7 +88,7 @@ END
 $$
 """
 CHECK_REVIEW = """
-CREATE FUNCTION check_review_change() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION check_review_change() RETURNS trigger LANGUAGE plpgsql <path> AS $$
 BEGIN
     IF TG_OP = 'INSERT' THEN
         IF NEW.state <> 'open' OR NEW.sent_back THEN
@@ -123,8 +127,22 @@ BEGIN
 END
 $$
 """
+# As `engine.store.persons` refuses it: by two links in a row one person would be two.
+CHECK_LINK = """
+CREATE FUNCTION check_person_link() RETURNS trigger LANGUAGE plpgsql <path> AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('podium/system/' || NEW.tenant_id::text, 0));
+    IF NEW.actor_id = NEW.person OR EXISTS (
+        SELECT FROM persons WHERE tenant_id = NEW.tenant_id AND (actor_id = NEW.person OR person = NEW.actor_id)
+    ) THEN
+        RAISE EXCEPTION 'a link leads to a person and no further' USING ERRCODE = 'PD020';
+    END IF;
+    RETURN NEW;
+END
+$$
+"""
 REFUSE_CHANGE = """
-CREATE FUNCTION refuse_review_change() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION refuse_review_change() RETURNS trigger LANGUAGE plpgsql <path> AS $$
 BEGIN
     RAISE EXCEPTION 'the record of reviews is only ever added to' USING ERRCODE = 'PD019';
 END
@@ -134,6 +152,7 @@ $$
 TRIGGERS = (
     ("check_decision", "BEFORE INSERT", "review_decisions", "FOR EACH ROW EXECUTE FUNCTION check_review_decision()"),
     ("check_change", "BEFORE INSERT OR UPDATE", "reviews", "FOR EACH ROW EXECUTE FUNCTION check_review_change()"),
+    ("check_link", "BEFORE INSERT", "persons", "FOR EACH ROW EXECUTE FUNCTION check_person_link()"),
     *(
         ("keep_rows", f"BEFORE {event}", table, "FOR EACH ROW EXECUTE FUNCTION refuse_review_change()")
         for event, table in (
@@ -151,6 +170,7 @@ TRIGGERS = (
 )
 FUNCTIONS = (
     "refuse_review_change()",
+    "check_person_link()",
     "check_review_change()",
     "check_review_decision()",
     "person_of(uuid, text)",
@@ -167,8 +187,10 @@ def upgrade() -> None:
     )
     _create_reviews()
     _create_beside()
-    for function in (RUN_AUTHORS, PERSON_OF, CHECK_DECISION, CHECK_REVIEW, REFUSE_CHANGE):
-        op.execute(function)
+    path = PATH.format(schema=op.get_bind().execute(sa.text("SELECT quote_ident(current_schema())")).scalar_one())
+    for function in (RUN_AUTHORS, PERSON_OF, CHECK_DECISION, CHECK_REVIEW, CHECK_LINK, REFUSE_CHANGE):
+        op.execute(function.replace("<path>", path))
+    op.execute(f"ALTER FUNCTION check_transition() {path}")
     for name, event, table, action in TRIGGERS:
         op.execute(f"CREATE TRIGGER {name} {event} ON {table} {action}")
         op.execute(f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {name}")
@@ -305,6 +327,7 @@ def downgrade() -> None:
         op.drop_table(table)
     for function in FUNCTIONS:
         op.execute(f"DROP FUNCTION {function}")
+    op.execute("ALTER FUNCTION check_transition() RESET search_path")
     op.drop_constraint(op.f("ck_steps_candidate"), "steps")
     op.drop_column("steps", "sent_back")
     op.drop_column("steps", "candidate_attempt_id")

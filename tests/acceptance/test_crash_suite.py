@@ -22,7 +22,7 @@ from tests.support.crash.invariants import find_faults
 from tests.support.crash.shapes import SHAPES
 from tests.support.crash.suite import CrashTest, Verdict, bugs, crash
 
-KILLS = 8
+KILLS = 9
 Altered = tuple[Books, Sequence[Request]]
 
 

@@ -58,7 +58,7 @@ def test_what_models_cannot_say_is_there(database_url: str) -> None:
         f"{table}.{name}"
         for table in ("persons", "reviews", "review_decisions", "review_openings", "sampling_salts")
         for name in ("keep_rows", "keep_table")
-    } | {"reviews.check_change", "review_decisions.check_decision"}
+    } | {"reviews.check_change", "review_decisions.check_decision", "persons.check_link"}
     always |= reviews
     assert set(found["triggers"]) == always | moves
     for name in always:
@@ -68,7 +68,12 @@ def test_what_models_cannot_say_is_there(database_url: str) -> None:
     assert set(functions) == {
         *("check_transition", "ledger_append", "log_extend", "ledger_enqueue", "ledger_refuse", "log_check_size"),
         *("check_review_change", "check_review_decision", "refuse_review_change", "person_of", "run_authors"),
+        "check_person_link",
     }
+    # No table that a session makes for itself is found before Podium's.
+    watchers = ("check_review_change", "check_review_decision", "check_person_link", "check_transition")
+    for name in (*watchers, "person_of", "run_authors"):
+        assert "search_path=pg_catalog, public, pg_temp" in functions[name], name
     for name in ("ledger_append", "log_extend"):
         assert "definer true" in functions[name]
         assert "search_path=pg_catalog, public, pg_temp" in functions[name]

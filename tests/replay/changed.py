@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
@@ -110,3 +111,16 @@ class Hurried(RunWorkflow):
         """See ``RunWorkflow``."""
         time.time()
         return await super().run(raw)
+
+
+@workflow.defn(name=contracts.WORKFLOW_TYPE)
+class Deaf(RunWorkflow):
+    """Hears of each step from its own report only, as before the reports of others told it, too."""
+
+    @workflow.run
+    async def run(self, raw: RawValue) -> RunResult:
+        """See ``RunWorkflow``."""
+        return await super().run(raw)
+
+    async def _perform(self, request: RunRequest, step: StepSpec, *, ends_run: bool) -> StepReceipt:
+        return replace(await super()._perform(request, step, ends_run=ends_run), left=None)

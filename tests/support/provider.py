@@ -10,9 +10,10 @@ What it answers, first match wins:
 3. the model's name: `echo` gives the last message back, `sleep-300ms` waits first, others answer in one sentence;
    a request with a JSON schema gets a plan of one step.
 
-Behaviour (all keys optional; see `DEFAULTS` in provider_server.py): status, headers, body, raw_body, text, text_bytes,
-pieces, reasoning, reasoning_field, finish_reason, refusal, usage, stream, delay_headers_s, delay_first_s,
-delay_piece_s, error_event, raw_events, raw_stream, cut_head, strict_messages, end. `end` is done, no-done, cut, reset, hang, drip or refuse.
+Behaviour (all keys optional; see `DEFAULTS` in provider_server.py): status, headers, body, raw_body, text,
+answered_model, text_bytes, pieces, reasoning, reasoning_field, finish_reason, refusal, usage, stream, delay_headers_s,
+delay_first_s, delay_piece_s, error_event, raw_events, raw_stream, cut_head, strict_messages, end. `end` is done,
+no-done, cut, reset, hang, drip or refuse.
 """
 
 from __future__ import annotations

@@ -33,11 +33,15 @@ def _usage(record: dict[str, Any], do: dict[str, Any], text: str) -> tuple[int, 
     return None
 
 
+def _model(record: dict[str, Any], do: dict[str, Any]) -> str:
+    return str(record["model"] if do["answered_model"] is None else do["answered_model"])
+
+
 def _openai(record: dict[str, Any], do: dict[str, Any]) -> list[bytes]:
     if do["raw_events"] is not None:
         return [_data(raw) for raw in do["raw_events"]]
     text = _text(record, do)
-    frame = {"id": f"chatcmpl-{record['number']}", "object": "chat.completion.chunk", "model": record["model"]}
+    frame = {"id": f"chatcmpl-{record['number']}", "object": "chat.completion.chunk", "model": _model(record, do)}
 
     def event(delta: dict[str, Any], finish: str | None = None) -> bytes:
         return _data(json.dumps(frame | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}))
@@ -71,7 +75,7 @@ def plain(record: dict[str, Any], do: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{record['number']}",
         "object": "chat.completion",
-        "model": record["model"],
+        "model": _model(record, do),
         "choices": [{"index": 0, "message": message, "finish_reason": do["finish_reason"]}],
     } | ({"usage": _openai_usage(usage)} if usage else {})
 
@@ -85,7 +89,7 @@ def _anthropic(record: dict[str, Any], do: dict[str, Any]) -> list[bytes]:
         do["finish_reason"], do["finish_reason"]
     )
     message = {
-        "id": f"msg_{record['number']}", "type": "message", "role": "assistant", "model": record["model"],
+        "id": f"msg_{record['number']}", "type": "message", "role": "assistant", "model": _model(record, do),
         "content": [], "stop_reason": None, "stop_sequence": None,
         "usage": {"input_tokens": asked, "output_tokens": 1},
     }  # fmt: skip
@@ -122,10 +126,10 @@ def _gemini(record: dict[str, Any], do: dict[str, Any]) -> list[bytes]:
     events = []
     if do["reasoning"]:
         thought = {"content": {"role": "model", "parts": [{"text": do["reasoning"], "thought": True}]}, "index": 0}
-        events.append(_data(json.dumps({"candidates": [thought], "modelVersion": record["model"]})))
+        events.append(_data(json.dumps({"candidates": [thought], "modelVersion": _model(record, do)})))
     for number, piece in enumerate(pieces):
         candidate: dict[str, Any] = {"content": {"role": "model", "parts": [{"text": piece}]}, "index": 0}
-        event: dict[str, Any] = {"candidates": [candidate], "modelVersion": record["model"]}
+        event: dict[str, Any] = {"candidates": [candidate], "modelVersion": _model(record, do)}
         if number == len(pieces) - 1 and do["end"] in {"done", "no-done"}:
             candidate["finishReason"] = finish
             if usage := _usage(record, do, text):

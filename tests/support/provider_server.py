@@ -25,6 +25,7 @@ DEFAULTS: dict[str, Any] = {
     "body": None,  # JSON of an error reply
     "raw_body": None,  # any text instead of a JSON body
     "text": None,
+    "answered_model": None,  # what it says in place of the model that was asked for
     "text_bytes": None,  # so many bytes of "x" instead of a text
     "pieces": 4,  # events over which the text is spread
     "reasoning": "",

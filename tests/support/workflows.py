@@ -171,18 +171,26 @@ async def provider_reaches(provider: Any, count: int, *, timeout_s: float = 15.0
         await asyncio.sleep(0.02)
 
 
-async def interpreted(client: Client, reads: list[list[int]], perform_step: Callable[..., Any]) -> contracts.RunResult:
+async def interpreted(
+    client: Client,
+    reads: list[list[int]],
+    perform_step: Callable[..., Any],
+    *,
+    workflow: type = RunWorkflow,
+    run_id: str | None = None,
+) -> contracts.RunResult:
     """The result of the real workflow for a plan with these access lists, whose steps are performed by a stand-in.
 
-    Only for what depends on moments that no record and no provider could be made to hit.
+    Only for what depends on moments that no record and no provider could be made to hit. ``workflow`` may be another
+    version of it.
     """
-    run_id, queue = str(uuid4()), f"by-hand-{uuid4().hex[:8]}"
+    run_id, queue = run_id or str(uuid4()), f"by-hand-{uuid4().hex[:8]}"
     plan = [contracts.StepSpec(position, seen, queue, 10.0) for position, seen in enumerate(reads)]
     request = contracts.RunRequest(run_id, 1, steps=plan, queue=contracts.pool_queue(queue))
     async with Worker(
         client,
         task_queue=request.queue,
-        workflows=[RunWorkflow],
+        workflows=[workflow],
         activities=[perform_step],
         workflow_runner=workflow_runner(watched=True),
     ):

@@ -100,8 +100,9 @@ async def story(
     plan = lists_plan(["Say one.", "Split this up.", "Try.", "Conclude."], [[], [0], [], [0, 1, 2]], [0, 2, 3, 1])
     mend = lists_plan(["Mend it."], ["all"], [1])
     provider.script(*({"text": text} for text in (NO_PLAN, plan, CHAIN, mend)), model=PLANNER)
-    provider.script({"text": HOSTILE}, BUSY, model="plain")
-    provider.script(REFUSED, model="broken", times=None)
+    said = {"headers": {"x-request-id": "req_7"}, "answered_model": "plain-2"}
+    provider.script({"text": HOSTILE, **said}, BUSY, model="plain")
+    provider.script({**REFUSED, "headers": {"x-request-id": "req_8"}}, model="broken", times=None)
     run_id = await submit_plan(process, story_pool(folder, provider), None, "A canary task.")
     run = await ended(process.database, run_id)
     assert (run.state, run.round) == ("succeeded", 1), run
@@ -455,6 +456,9 @@ async def test_the_page_shows_plan_prompts_answers_and_who_saw_them(story: Story
     assert "cannot be shown" not in page
     assert "A canary task." in page
     assert "takes over from broken" in page
+    assert page.count("not the name that was asked for") == 1
+    assert "req_7" in page
+    assert "req_8" in page
     assert "Shown to:" in page
     assert f"the models of run {story.child}, whose task quotes it" in page
     assert "<script>" not in page

@@ -169,3 +169,10 @@ async def test_texts_of_the_tenants_own_chain_are_disclosed_only_if_asked_for(
     assert {row["state"] for row in artifacts(found) if row["run"] == str(TENANT)} == {
         "disclosed" if with_tenant else "redacted"
     }
+    # Of a bundle of another run nothing is missing.
+    other = await submit_as(process, reviewed_pool(tmp_path, provider), CHAIN)
+    await ended(process.database, other)
+    done = await exported(process.database, tmp_path / "o.zip", other, seal=signer.seal, with_tenant=with_tenant)
+    report = verified(done.path, signer)
+    assert (report.findings.faults, report.exit_code) == ([], 0), report.as_text()
+    assert any("about other runs" in line for line in report.not_proven) is not with_tenant

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from activities import planning
 from engine.store.snapshots import RunSnapshot
 from tests.support.provider import Provider
 from tests.support.runs import ended, lists_plan, submit_plan
@@ -43,6 +46,35 @@ async def test_a_plan_in_the_papers_form_is_run(process: WorkerProcess, provider
     assert models(provider) == ["planner", "plain", "plain"]
     assert [attempt.state for attempt in run.planning] == ["succeeded"]
     assert run.planning[0].accepted
+
+
+async def test_a_plan_that_takes_long_to_read_holds_up_no_other_run(
+    process: WorkerProcess, provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G1-18: heartbeats and calls of other runs go on in the loop that the parser would stop."""
+    provider.script({"text": GOOD}, model="planner")
+    turns, meanwhile = [0], []
+    read = planning._read
+
+    def slow(*arguments: Any) -> Any:
+        before = turns[0]
+        time.sleep(1.5)
+        meanwhile.append(turns[0] - before)
+        return read(*arguments)
+
+    async def turn() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(planning, "_read", slow)
+    turning = asyncio.create_task(turn())
+    run = await plan_and_run(process, provider, tmp_path)
+    turning.cancel()
+    assert run.state == "succeeded"
+    assert len(meanwhile) == 1
+    # None at all where the loop stands still.
+    assert meanwhile[0] > 5
 
 
 async def test_a_conductor_that_takes_a_schema_gets_one(

@@ -30,7 +30,7 @@ from tests.support.runs import ended, lists_plan, worker_process
 from tests.support.servers import TestServers
 from tests.support.stored import check_invariants, record, rows
 from tests.support.workflows import run_of, until
-from worker_pools.process import WorkerProcess
+from worker_pools.process import REVIEW_EXPIRY_INTERVAL_S, WorkerProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -75,6 +75,20 @@ async def test_an_expired_review_rejects_unless_the_policy_says_something_else(
     run = await ended(process.database, run_id, timeout_s=10)
     assert (run.state, run.reason, run.answer) == ("failed", "review-expired", None)
     check_invariants(await record(process.database.url, run_id))
+
+
+async def test_a_review_expires_soon_after_its_time_without_the_reconciler(
+    database_url: str, servers: TestServers, provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker_pools.process.RECONCILE_INTERVAL_S", 3600.0)
+    async with worker_process(database_url, servers.temporal_address) as own:
+        pool = reviewed_pool(tmp_path, provider, {"gate": "answer", "expires_s": 1})
+        run_id = await submit_as(own, pool, ONE)
+        # Its workflow is woken, too.
+        run = await ended(own.database, run_id, timeout_s=15)
+        assert (run.state, run.reason) == ("failed", "review-expired")
+        (review,) = await rows(own.database.url, "SELECT expires_at, closed_at FROM reviews WHERE run_id = %s", run_id)
+        assert 0 <= (review["closed_at"] - review["expires_at"]).total_seconds() < REVIEW_EXPIRY_INTERVAL_S + 1
 
 
 async def _overdue(database: Database, run_id: UUID) -> bool:

@@ -54,6 +54,8 @@ class ModelReply:
 
     `content` is the text as received; `text` is the same without a leading `<think>` block, which is in `reasoning`.
     Token counts are the provider's, None where it gave none. Times are in seconds on the monotonic clock.
+    `provider_request_id` is its own id for the request, `provider_model` the model that it says it answered with: 1 to
+    128 characters of `[A-Za-z0-9._:/@+=-]` without the key or the prompt (see `exchange.id_said`), or None.
     """
 
     text: str
@@ -63,8 +65,8 @@ class ModelReply:
     refusal: str | None
     input_tokens: int | None
     output_tokens: int | None
-    model: str | None
-    request_id: str | None
+    provider_model: str | None
+    provider_request_id: str | None
     first_token_s: float | None
     duration_s: float
 
@@ -75,6 +77,7 @@ class CallFailed(Exception):  # noqa: N818  # named as a sentence: the call fail
     `code` is in `codes.CALL_CODES`; `retry_after` holds the advice headers raw (see `retry_headers`); `date` the
     reply's Date header; `provider_text` what the provider said, for the artifact store only. `sent` is False where no
     byte of the request can have reached the provider. Usage is what the provider had reported until then.
+    `provider_request_id` and `provider_model` are those of ModelReply once an adapter has raised it, raw before.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class CallFailed(Exception):  # noqa: N818  # named as a sentence: the call fail
         retry_headers: dict[str, str] | None = None,
         date: str | None = None,
         provider_text: str = "",
-        request_id: str | None = None,
+        provider_request_id: str | None = None,
         output_chars: int = 0,
         input_tokens: int | None = None,
         output_tokens: int | None = None,
@@ -102,7 +105,8 @@ class CallFailed(Exception):  # noqa: N818  # named as a sentence: the call fail
         self.retry_headers = retry_headers or {}
         self.date = date
         self.provider_text = provider_text[:PROVIDER_TEXT_CHARS_MAX]
-        self.request_id = request_id
+        self.provider_request_id = provider_request_id
+        self.provider_model: str | None = None
         self.output_chars = output_chars
         self.input_tokens = input_tokens
         self.output_tokens = output_tokens

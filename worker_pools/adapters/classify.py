@@ -26,7 +26,7 @@ RETRY_HEADERS = (
 )
 # google.rpc.RetryInfo in the body of an error: Gemini's only way of giving such advice.
 _RETRY_INFO = re.compile(r'"retryDelay"\s*:\s*"([0-9]{1,9}(?:\.[0-9]{1,9})?s)"')
-REQUEST_ID_HEADERS = ("x-request-id", "request-id", "x-goog-request-id", "apim-request-id")
+REQUEST_ID_HEADERS = ("x-request-id", "request-id", "x-goog-request-id", "apim-request-id", "x-amzn-requestid")
 
 # HTTP's statuses are below this.
 STATUS_END = 600
@@ -113,14 +113,14 @@ def provider_failure(error: ProviderError, *, sent: bool = True, code: str | Non
         retry_headers=advice,
         date=headers.get("date"),
         provider_text=error.text,
-        request_id=request_id(headers),
+        provider_request_id=request_id(headers),
         sizes=context_sizes(error.text) if code == "context-too-long" else None,
     )
 
 
 def request_id(headers: Mapping[str, str]) -> str | None:
-    """The provider's own id for this request, at most 200 characters."""
-    return next((headers[name][:200] for name in REQUEST_ID_HEADERS if headers.get(name)), None)
+    """The provider's own id for this request, as it came."""
+    return next((headers[name] for name in REQUEST_ID_HEADERS if headers.get(name)), None)
 
 
 def context_sizes(text: str) -> dict[str, int]:

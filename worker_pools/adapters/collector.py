@@ -50,7 +50,8 @@ class Collector:
         """Takes one decoded object. True if it brought text or reasoning. Raises CallFailed."""
         if chunk.get("error") or chunk.get("object") == "error" or chunk.get("type") == "error":
             raise provider_failure(ProviderError(json.dumps(chunk)[:8192]))
-        if self.model is None and isinstance(chunk.get("model"), str):
+        # Azure's first piece of a stream has an empty one.
+        if not self.model and isinstance(chunk.get("model"), str):
             self.model = chunk["model"]
         self._take_usage(chunk.get("usage"))
         choices = chunk.get("choices")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from worker_pools.adapters.base import CallFailed, ModelCall, ModelReply, Progress, request_parameters
 from worker_pools.adapters.collector import Collector
 from worker_pools.adapters.timer import CallTimer
+
+# What an id or a name of a provider's looks like, to stand on record in the clear.
+_WORD: Final = re.compile(r"[A-Za-z0-9._:/@+=-]{1,128}")
+# Long enough that it does not stand in a prompt by chance.
+_TELLING_CHARS: Final = 8
+_TELLING: Final = re.compile(rf"[A-Za-z0-9]{{{_TELLING_CHARS},}}")
 
 
 class Exchange:
@@ -41,8 +48,8 @@ class Exchange:
             refusal=self._reply.refusal,
             input_tokens=self._reply.input_tokens,
             output_tokens=self._reply.output_tokens,
-            model=self._reply.model,
-            request_id=self._request_id,
+            provider_model=model_said(self._call, self._reply.model),
+            provider_request_id=id_said(self._call, self._request_id),
             first_token_s=self._timer.first_token_s,
             duration_s=self._timer.elapsed_s(),
         )
@@ -53,8 +60,40 @@ class Exchange:
         failure.input_tokens = self._reply.input_tokens
         failure.output_tokens = self._reply.output_tokens
         failure.duration_s = self._timer.elapsed_s()
-        failure.request_id = failure.request_id or self._request_id
+        failure.provider_request_id = id_said(self._call, failure.provider_request_id or self._request_id)
+        failure.provider_model = model_said(self._call, self._reply.model)
         return failure
+
+
+def id_said(call: ModelCall, value: str | None) -> str | None:
+    """The provider's id for a request as it may stand on record; None if it is no id, or an echo of what was sent."""
+    if value is None or _WORD.fullmatch(value) is None:
+        return None
+    # Servers exist that give back anything in a header.
+    parts = [part for part in (value, *_TELLING.findall(value)) if len(part) >= _TELLING_CHARS]
+    return None if _has_key(call, value) or _in_prompt(call, parts) else value
+
+
+def model_said(call: ModelCall, value: str | None) -> str | None:
+    """The provider's name of the model, as `id_said`. A prompt may speak of models, so only long parts count there."""
+    if value is None or _WORD.fullmatch(value) is None:
+        return None
+    if value in call.worker.model:
+        return value
+    return None if _has_key(call, value) or _in_prompt(call, _TELLING.findall(value)) else value
+
+
+def _has_key(call: ModelCall, value: str) -> bool:
+    """Whether the key stands in it, or a long part of it in the key."""
+    key = call.api_key or ""
+    parts = (value, *_TELLING.findall(value))
+    return (len(key) >= _TELLING_CHARS and key in value) or any(
+        len(part) >= _TELLING_CHARS and part in key for part in parts
+    )
+
+
+def _in_prompt(call: ModelCall, parts: Sequence[str]) -> bool:
+    return any(part in message.content for part in parts for message in call.messages)
 
 
 def request_body(call: ModelCall) -> dict[str, Any]:

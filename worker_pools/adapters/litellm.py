@@ -2,10 +2,10 @@
 
 The library is imported at the first call only (see litellm_library.py). All its retries, fallbacks, caches and its own
 token estimates are off or ignored: one call is one request, and a count that the provider did not give stays unknown.
-Two things that it would hide are looked up behind its back: whether the provider ever ended the stream, and whether
-usage was reported or guessed. For Gemini the first cannot be found out (litellm 1.110 marks every piece of its streams
-as the last), so Gemini is called without streaming here; its OpenAI-compatible endpoint through the thin adapter does
-stream.
+Three things that it would hide are looked up behind its back: whether the provider ever ended the stream, whether usage
+was reported or guessed, and whether the provider named the model or litellm repeats the name that was asked for. For
+Gemini the first cannot be found out (litellm 1.110 marks every piece of its streams as the last), so Gemini is called
+without streaming here; its OpenAI-compatible endpoint through the thin adapter does stream.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Call(Exchange):
         }
         response = await self._litellm.acompletion(**arguments)
         self._request_id = _request_id(response)
-        self._take(_as_openai(response))
+        self._take(_as_openai(response) | {"model": _told_model(response, self._call.worker.model)})
         self._reply.feed({"usage": _told_usage(response)})
 
     async def _stream(self) -> None:
@@ -91,7 +91,9 @@ class _Call(Exchange):
         try:
             self._request_id = _request_id(stream)
             async for chunk in stream:
-                self._take(_as_openai(chunk))
+                # What litellm itself noted of the piece as it came; its own field repeats what was asked for.
+                noted = getattr(chunk, "_hidden_params", None) or {}
+                self._take(_as_openai(chunk) | {"model": noted.get("provider_response_model")})
         finally:
             # The call is paid for as long as its connection is open.
             with contextlib.suppress(Exception):
@@ -119,7 +121,7 @@ class _Call(Exchange):
 
 def _as_openai(chunk: Any) -> dict[str, Any]:
     """The parts of a litellm chunk or response that count, in the shape that the collector reads."""
-    found: dict[str, Any] = {"model": getattr(chunk, "model", None)}
+    found: dict[str, Any] = {}
     if chunk.choices:
         choice = chunk.choices[0]
         piece = getattr(choice, "delta", None) or choice.message
@@ -136,6 +138,12 @@ def _told_finish(stream: Any, shown: str | None) -> str | None:
         or getattr(stream, "received_any_finish_reason", None)
     )
     return shown if told else None
+
+
+def _told_model(response: Any, asked: str) -> str | None:
+    """The model that a whole response names; None if it may be litellm's repetition of what was asked for."""
+    model = getattr(response, "model", None)
+    return model if isinstance(model, str) and model and not asked.endswith(model) else None
 
 
 def _told_usage(chunk: Any) -> dict[str, Any] | None:

@@ -60,6 +60,9 @@ def test_a_run_that_waits_ends_the_command_with_3_and_says_what_to_do(home: Podi
     lines = watched.err.splitlines()
     assert lines[-3] == f"run {run['id']} waiting: operator"
     assert lines[-2].startswith("step 1 (quick) waits for an operator for ")
+    # Why, in the words of `show`.
+    assert ": auth-failed (401): " in lines[-2]
+    assert lines[-2].partition(": ")[2] in home.podium("show", run["id"]).out
     place = f"{run['id']} --step 1"
     assert lines[-1] == (
         f"hint: `podium retry {place} [--worker NAME]`, `podium skip {place}` or `podium abort {place}`"

@@ -61,7 +61,8 @@ def test_a_task_and_a_plan_may_come_from_a_file_or_from_standard_input(way: str,
 
 
 def test_json_is_one_object_that_the_schema_describes_and_show_prints_the_same(home: PodiumHome, provider: Provider):
-    provider.script({"text": "One.", "usage": [7, 3]}, model="quick")
+    said = {"headers": {"x-request-id": "req_7"}, "answered_model": "quick-2"}
+    provider.script({"text": "One.", "usage": [7, 3], **said}, model="quick")
     done = home.run("Count.", "--json", plan=TWO)
     assert done.code == 0, done.err
     run = done.valid_json("run")
@@ -71,6 +72,9 @@ def test_json_is_one_object_that_the_schema_describes_and_show_prints_the_same(h
     assert run["planning"] == []
     first = run["steps"][0]["attempts"][0]
     assert (first["input_tokens"], first["output_tokens"], first["cost_usd"]) == (7, 3, "0.000037")
+    assert (first["provider_request_id"], first["provider_model"]) == ("req_7", "quick-2")
+    told = home.podium("audit", "log", run["id"]).out
+    assert "answered by quick-2, the provider's request req_7" in " ".join(told.split())
     # The second worker has no price: its cost is unknown, which is not 0, and the sum says that a part is missing.
     assert run["steps"][1]["attempts"][0]["cost_usd"] is None
     assert (run["cost_usd"], run["cost_complete"]) == ("0.000037", False)

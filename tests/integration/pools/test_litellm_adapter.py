@@ -369,3 +369,31 @@ def test_the_import_fetches_nothing_and_prints_nothing():
     assert (done.returncode, done.stdout) == (0, "")
     assert "NETWORK" not in done.stderr
     assert "no-such-thing" not in done.stderr
+
+
+async def test_the_providers_own_id_and_the_model_that_answered_are_told(adapter, call, provider):
+    said = {"headers": {"x-request-id": "req_7"}, "answered_model": "snapshot-2026-11-01"}
+    provider.script(said)
+    reply = await adapter.call(call, lambda _: None)
+    # litellm keeps the headers of Gemini's answers to itself.
+    known = None if "gemini" in call.worker.model else "req_7"
+    assert (reply.provider_request_id, reply.provider_model) == (known, "snapshot-2026-11-01")
+    provider.script({"status": 503, "headers": {"x-request-id": "req_8"}})
+    assert (await failure(adapter, call)).provider_request_id == "req_8"
+
+
+async def test_a_model_that_the_provider_did_not_name_is_not_made_up(adapter, call, provider):
+    """litellm fills in the name that was asked for; where that cannot be told apart, nothing is said."""
+    streams = "gemini" not in call.worker.model
+    provider.script({"answered_model": ""})
+    assert (await adapter.call(call, lambda _: None)).provider_model is None
+    asked = call.worker.model.partition("/")[2]
+    assert (await adapter.call(call, lambda _: None)).provider_model == (asked if streams else None)
+
+
+@pytest.mark.parametrize("said", ["a\nb", "a" * 10_240, "canary-key", "two words"])
+async def test_what_is_no_id_and_no_name_is_not_told(adapter, call, provider, said):
+    # No more than its HTTP library takes.
+    provider.script({"headers": {} if "\n" in said else {"x-request-id": said[:4096]}, "answered_model": said})
+    reply = await adapter.call(call, lambda _: None)
+    assert (reply.provider_request_id, reply.provider_model) == (None, None)

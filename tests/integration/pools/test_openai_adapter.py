@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 
@@ -43,7 +44,12 @@ async def test_a_streamed_answer_arrives_with_usage_and_times(adapter, provider)
     provider.script({"text": "one two three", "pieces": 3, "delay_piece_s": 0.01, "headers": {"x-request-id": "r7"}})
     reply = await adapter.call(a_call(provider.base_url, parameters={"temperature": 0.2}), seen.append)
     assert (reply.text, reply.content, reply.reasoning, reply.refusal) == ("one two three", "one two three", "", None)
-    assert (reply.finish_reason, reply.model, reply.request_id, reply.output_tokens) == ("stop", "m", "r7", 3)
+    assert (reply.finish_reason, reply.provider_model, reply.provider_request_id, reply.output_tokens) == (
+        "stop",
+        "m",
+        "r7",
+        3,
+    )
     assert reply.input_tokens > 0
     assert 0 < reply.first_token_s < reply.duration_s
     assert [one.pieces for one in seen] == [1, 2, 3]
@@ -278,3 +284,41 @@ async def test_a_hundred_and_twenty_calls_at_once_all_finish(adapter, provider):
     replies = await asyncio.gather(*[adapter.call(call, lambda _: None) for _ in range(120)])
     assert {reply.finish_reason for reply in replies} == {"stop"}
     assert provider.stats["in_flight_max"] == 120
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_providers_own_id_and_the_model_that_answered_are_told(adapter, provider, stream):
+    said = {"headers": {"x-request-id": "req_7"}, "answered_model": "m-2026-11-01", "stream": stream}
+    provider.script(said)
+    reply = await adapter.call(a_call(provider.base_url), lambda _: None)
+    assert (reply.provider_request_id, reply.provider_model) == ("req_7", "m-2026-11-01")
+
+
+async def test_a_failed_call_has_them_as_far_as_they_came(adapter, provider):
+    provider.script({"status": 503, "headers": {"x-amzn-RequestId": "req_8"}})
+    refused = await failure(adapter, a_call(provider.base_url))
+    assert (refused.provider_request_id, refused.provider_model) == ("req_8", None)
+    provider.script({"headers": {"x-request-id": "req_9"}, "answered_model": "m-2", "end": "cut"})
+    cut = await failure(adapter, a_call(provider.base_url))
+    assert (cut.code, cut.provider_request_id, cut.provider_model) == ("stream-cut", "req_9", "m-2")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("said", ["a\nb", "a" * 10_240, "sk-canary-0123456789", "two words", ""])
+async def test_what_is_no_id_and_no_name_is_not_told(adapter, provider, said, stream):
+    """A newline cannot stand in a header, but in the body's name of the model."""
+    headers = {} if "\n" in said else {"x-request-id": said}
+    provider.script({"headers": headers, "answered_model": said, "stream": stream})
+    call = a_call(provider.base_url, api_key="sk-canary-0123456789")
+    reply = await adapter.call(call, lambda _: None)
+    assert (reply.provider_request_id, reply.provider_model) == (None, None)
+    provider.script({"status": 500, "headers": headers})
+    assert (await failure(adapter, call)).provider_request_id is None
+
+
+async def test_the_model_is_the_first_that_a_stream_names(adapter, provider):
+    """Azure's first piece names none."""
+    piece = {"choices": [{"index": 0, "delta": {"content": "done"}, "finish_reason": "stop"}]}
+    events = [json.dumps({"model": "", "choices": []}), json.dumps({"model": "m-3", **piece}), "[DONE]"]
+    provider.script({"raw_events": events})
+    assert (await adapter.call(a_call(provider.base_url), lambda _: None)).provider_model == "m-3"

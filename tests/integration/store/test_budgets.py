@@ -424,3 +424,34 @@ async def test_a_run_shows_the_budget_that_it_shares_with_the_run_above_it(datab
     assert (await open_attempt(database, costly(child, 1))).code == "budget-usd"
     assert (await sums(database, child))["usd_reserved"] == CENTS_40
     assert (await open_attempt(database, costly(root, 1))).verdict == "call"
+
+
+@pytest.mark.parametrize("limits", [None, Limits(usd=Decimal(1), tokens=10_000)])
+async def test_a_call_that_could_cost_nothing_cost_nothing_whatever_became_of_it(
+    database: Database, tmp_path: Path, limits: Limits | None
+) -> None:
+    run_id = await run_with(database, tmp_path, [[], []], limits=limits)
+
+    def free(position: int, attempt: int) -> Opening:
+        return opening(run_id, position, (1, 0, attempt), reserve_usd=Decimal(0), reserve_tokens=100)
+
+    lost, cancelled, failed = free(0, 1), free(0, 2), free(1, 1)
+    for opened in (lost, cancelled, failed):
+        await open_attempt(database, opened)
+    broken = ended_with(failed, AttemptResult("failed", "connection-lost"), retry=True)
+    assert await close_step_attempt(database, broken) == await close_step_attempt(database, broken)
+    await close_step_attempt(database, ended_with(cancelled, AttemptResult("cancelled", "cancelled")))
+    kept = await record(database.url, run_id)
+    assert [row["cost_usd"] for row in kept.attempts] == [0, 0, 0]
+    assert [entry["data"]["cost_usd"] for entry in kept.entries("attempt.closed")] == ["0"] * 3
+    # The late word of the lost one counts once, and it stays as free.
+    await close_step_attempt(database, ended_with(lost, AttemptResult("failed", "connection-lost")))
+    await settle_run(database, Settlement(run_id, 1, "cancelled", "cancelled"))
+    kept = await record(database.url, run_id)
+    check_invariants(kept)
+    assert (kept.run["attempts_unpriced"], kept.run["cost_usd"]) == (0, 0)
+    assert [entry["data"]["totals"]["unpriced"] for entry in kept.entries("run.closed")] == [0]
+    if limits is not None:
+        # The tokens that they used are as unknown as before.
+        (budget,) = await rows(database.url, "SELECT * FROM budgets WHERE run_id = %s", run_id)
+        assert (budget["usd_spent"], budget["usd_assumed"], budget["tokens_assumed"]) == (0, 0, 300)

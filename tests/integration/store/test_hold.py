@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -119,6 +120,22 @@ async def test_a_release_takes_two_people_not_two_accounts(sealed: Database) -> 
         await release_hold(sealed, matter("bob"))
 
 
+@pytest.mark.parametrize(
+    ("asks", "confirms"),
+    [(("ada", None), ("bot", "ada")), (("bot", "ada"), ("ada-admin", None)), (("bot", "ada"), ("tool", "ada"))],
+)
+async def test_who_lets_somebody_else_act_for_them_is_no_second_person(
+    sealed: Database, asks: tuple[str, str | None], confirms: tuple[str, str | None]
+) -> None:
+    await place_hold(sealed, matter("counsel"), [await finished_run(sealed, ["a text that is evidence now"])])
+    await link_account(sealed, TENANT, "ada-admin", "ada", actor_id="hr")
+    await release_hold(sealed, replace(matter(asks[0]), on_behalf_of=asks[1]))
+    with pytest.raises(RefusedError) as refused:
+        await release_hold(sealed, replace(matter(confirms[0]), on_behalf_of=confirms[1]))
+    assert refused.value.code == "second-person-needed"
+    assert (await release_hold(sealed, replace(matter("bob"), on_behalf_of="carol"))).state == "released"
+
+
 async def test_more_runs_take_a_wish_to_release_back(sealed: Database) -> None:
     first, second = [await finished_run(sealed, [text]) for text in ("the first text", "the second text")]
     await place_hold(sealed, matter("counsel"), [first])
@@ -192,3 +209,27 @@ async def test_a_hold_and_an_erasure_at_once_agree_on_who_was_first(sealed: Data
             assert not isinstance(erased, BaseException)
             assert gone
         check_invariants(kept)
+
+
+@pytest.mark.parametrize(
+    ("change", "all_runs"),
+    [
+        ("UPDATE holds SET released_at = clock_timestamp(), released_by = 'mallory'", False),
+        ("UPDATE holds SET released_at = clock_timestamp(), released_by = 'mallory'", True),
+        ("UPDATE holds SET all_runs = false", True),
+    ],
+)
+async def test_a_hold_that_sql_released_still_holds(sealed: Database, change: str, all_runs: bool) -> None:
+    run_id = await finished_run(sealed, ["a text that is evidence now"])
+    await place_hold(sealed, matter("counsel"), [] if all_runs else [run_id], all_runs=all_runs)
+    await execute(sealed.url, change)
+    for _ in range(2):
+        swept = await sweep(sealed, TENANT, 0)
+        assert (swept.held, swept.erased, swept.refused) == ([run_id], [], [])
+    with pytest.raises(RefusedError, match="under hold for 2026-0042") as refused:
+        await erase(sealed, order_for(run_id))
+    assert refused.value.code == "run-held"
+    kept = await record(sealed.url, run_id)
+    # One refusal for all sweeps, one for the order.
+    assert [entry["data"]["cause"] for entry in kept.entries("erasure.refused")] == ["retention", "order"]
+    assert all(row["erased_at"] is None for row in kept.artifacts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
@@ -10,7 +11,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from engine.errors import RefusedError
+from engine.errors import InputError, RefusedError
 from engine.ledger.entry import EntryPlace, Event, entry_bytes, entry_hash
 from engine.service import TENANT
 from engine.store.database import Database
@@ -32,7 +33,7 @@ from tests.integration.store.test_reviews_on_record import (
     sight,
     verdict_of,
 )
-from tests.support.stored import execute, record, rows, stored_run
+from tests.support.stored import execute, plain_url, record, rows, stored_run
 
 HELD = ("held", "review-contradicted", ())
 
@@ -84,6 +85,7 @@ INSERT = """
                                   decided_at)
     SELECT %s, id, 'approve', 'own-words', %s, NULL, %s, subject, shown, clock_timestamp() FROM reviews WHERE id = %s
 """
+COPY = "INSERT INTO reviews SELECT (jsonb_populate_record(reviews, %s::jsonb)).* FROM reviews WHERE id = %s"
 APPROVE = "UPDATE reviews SET state = 'approved', closed_at = clock_timestamp() WHERE id = %s"
 
 
@@ -173,6 +175,26 @@ async def test_terms_in_the_entry_that_are_not_those_of_the_row_open_nothing(dat
     assert (ruling.verdict, ruling.code, ruling.missing) == HELD
 
 
+@pytest.mark.parametrize(
+    "terms",
+    [{"approvals": 1}, {"four_eyes": False}, {"reviewers": ["bob"]}, {"on_expiry": "approve"}, {"level": 1}],
+    ids=lambda terms: next(iter(terms)),
+)
+async def test_a_review_that_asks_less_than_its_rule_opens_nothing_though_row_and_entry_agree(
+    database: Database, terms: dict[str, Any]
+) -> None:
+    rule = {"gate": "answer", "approvals": 2, "expires_s": 3600, "on_expiry": "reject"}
+    run_id, asked = await in_question(database, rule)
+    own = str(uuid4())
+    said = {**asked, "review": own, **terms}
+    seq = len((await record(database.url, run_id)).bodies) + 1
+    await execute(database.url, COPY, json.dumps({"id": own, "seq": seq, **terms}), asked["review"])
+    await append(database, run_id, ("review.requested", said))
+    assert run_id not in await differing(database)
+    ruling = await look(database, run_id, gates(rule), 2, ends_run=True)
+    assert (ruling.verdict, ruling.code, ruling.missing) == HELD
+
+
 async def test_both_layers_refuse_the_second_account_of_an_author_whenever_it_was_linked(alone: Database) -> None:
     # Linked before: neither the words nor the table take it.
     run_id, asked = await in_question(alone)
@@ -233,3 +255,70 @@ async def test_what_goes_to_others_before_a_step_is_about_the_same_call(database
     assert asked[0]["basis"] == asked[1]["basis"] == {
         "worker": "alpha", "model": "plain", "attempts_base": 0, "sent_back": 0,
     }  # fmt: skip
+
+
+# Tables of the session's own, which a look without a schema finds first.
+IN_THE_WAY = {
+    "another person": (
+        {"gate": "answer"},
+        "CREATE TEMP TABLE persons (LIKE public.persons)",
+        ("approve", "tess-2", "tess-2"),
+        "PD013",
+    ),
+    "other terms": (
+        {"gate": "answer", "bypass": "never"},
+        "CREATE TEMP TABLE reviews AS SELECT * FROM public.reviews; UPDATE pg_temp.reviews SET bypass = 'anyone'",
+        ("bypass", "bob", "bob"),
+        "PD017",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_WAY)
+async def test_no_table_of_ones_own_gets_in_the_way_of_who_may_decide(alone: Database, name: str) -> None:
+    rule, way, (decision, account, person), state = IN_THE_WAY[name]
+    _, asked = await in_question(alone, rule)
+    for own in ("tess-2", "tester"):
+        await link_account(alone, TENANT, own, "tess", actor_id="admin")
+    async with await psycopg.AsyncConnection.connect(plain_url(alone.url)) as link:
+        for statement in way.split("; "):
+            await link.execute(statement.encode())
+        with pytest.raises(psycopg.Error) as caught:
+            await link.execute(
+                b"INSERT INTO public.review_decisions SELECT %s, id, %s, 'own-words', %s, NULL, %s, subject, shown,"
+                b" clock_timestamp() FROM public.reviews WHERE id = %s",
+                (uuid4(), decision, account, person, asked["review"]),
+            )
+        assert caught.value.sqlstate == state
+
+
+async def test_a_review_is_closed_by_decisions_that_are_on_record(database: Database) -> None:
+    _, asked = await in_question(database)
+    async with await psycopg.AsyncConnection.connect(plain_url(database.url)) as link:
+        await link.execute(
+            "CREATE TEMP TABLE review_decisions AS SELECT gen_random_uuid() AS id, id AS review_id, 'approve' AS"
+            " decision, 'bob' AS actor_id, NULL::text AS on_behalf_of FROM reviews"
+        )
+        with pytest.raises(psycopg.Error) as caught:
+            await link.execute(APPROVE.encode(), (asked["review"],))
+        assert caught.value.sqlstate == "PD018"
+
+
+@pytest.mark.parametrize(
+    ("account", "person"), [("tess", "zed"), ("zed", "tess-2"), ("zed", "zed")], ids=["person", "account", "itself"]
+)
+async def test_a_link_of_accounts_leads_to_a_person_and_no_further(alone: Database, account: str, person: str) -> None:
+    await link_account(alone, TENANT, "tess-2", "tess", actor_id="admin")
+    with pytest.raises(psycopg.Error) as caught:
+        await execute(
+            alone.url, "INSERT INTO persons (tenant_id, actor_id, person, linked_by) VALUES (%s, %s, %s, 'x')",
+            TENANT, account, person,
+        )  # fmt: skip
+    assert caught.value.sqlstate == "PD020"
+
+
+@pytest.mark.parametrize(("account", "person"), [("podium-engine", "bob"), ("bob", "podium-engine")])
+async def test_podium_itself_is_nobodys_account(database: Database, account: str, person: str) -> None:
+    with pytest.raises(InputError) as refused:
+        await link_account(database, TENANT, account, person, actor_id="admin")
+    assert refused.value.code == "person-invalid"

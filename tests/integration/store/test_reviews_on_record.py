@@ -19,13 +19,13 @@ from engine.store.orders import Order
 from engine.store.persons import link_account
 from engine.store.review_decisions import Decided, Verdict, decide
 from engine.store.review_display import read_display, read_displays
-from engine.store.review_expiry import expire_reviews
+from engine.store.review_expiry import READ_DUE, expire_reviews
 from engine.store.review_requests import request_reviews
 from engine.store.review_views import ReviewLine, reviews_of_run
 from engine.store.sampling import sampling_salt
 from engine.store.settling import Settlement, settle_run
 from tests.support.servers import superuser_url
-from tests.support.stored import answered, check_invariants, execute, opening, record, rows, stored_run
+from tests.support.stored import answered, check_invariants, execute, opening, plain_url, record, rows, stored_run
 from worker_pools.pool import ReviewRule
 
 
@@ -198,3 +198,15 @@ async def test_the_salt_of_samples_is_made_once_whoever_asks(own_database_url: s
     found = await rows(database.url, "SELECT body FROM ledger_entries WHERE run_id = %s", TENANT)
     assert len(found) == 1
     await database.close()
+
+
+async def test_looking_for_overdue_reviews_reads_only_those_from_the_index(database: Database) -> None:
+    """Every worker looks every two seconds."""
+    async with await psycopg.AsyncConnection.connect(plain_url(database.url)) as link:
+        # A table with nothing in it would be read in whole.
+        await link.execute("SET enable_seqscan = off")
+        found = await (await link.execute(f"EXPLAIN {READ_DUE}".encode())).fetchall()
+    plan = "\n".join(row[0] for row in found)
+    assert "Index Scan using ix_reviews_expires_at" in plan
+    assert "Index Cond: (expires_at <= " in plan
+    assert "Sort" not in plan

@@ -230,7 +230,7 @@ def test_sizes_are_read_where_they_are_told(text, sizes):
 def test_provider_words_never_stand_in_the_exception():
     failure = provider_failure(ProviderError(said("canary"), 400, {"Retry-After": "3", "X-Request-Id": "r"}))
     assert "canary" not in str(failure) + repr(failure)
-    assert (failure.retry_after, failure.request_id) == ("3", "r")
+    assert (failure.retry_after, failure.provider_request_id) == ("3", "r")
     assert "canary" in failure.provider_text
 
 

@@ -71,6 +71,7 @@ def test_a_page_that_another_manifest_names_is_not_evidence_and_the_verifier_say
     assert report.exit_code == 0
     assert any("index.html" in line for line in report.not_proven)
     assert any("index.html" in line for line in report.as_text().split("Not proven:")[1].splitlines())
+    assert report.as_text().startswith("VALID\nindex.html was not checked: it is for reading\n")
 
 
 def verify_with_page(page: bytes) -> Report:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.contracts import child_run_id
-from engine.store.ids import artifact_id
+from engine.store.ids import artifact_id, step_id
 from engine.verifier.questions import answer_text, find_run, find_step, who_saw
 from engine.verifier.verify import verify_bundle
 from tests.support.bundles import NONCE, POOL, RUN, PaperRun, Record, pool_of
@@ -32,6 +32,20 @@ def test_who_saw_is_not_answered_where_it_is_not_known() -> None:
     answer = who_saw(report, find_run(report, str(RUN)), "0")
     assert not answer["unknown"]
     assert [call["rendered_again"] for call in answer["calls"]] == [False]
+
+
+def test_withheld_contents_are_listed_with_kind_and_step() -> None:
+    run = PaperRun(Record()).whole()
+    kinds = {"output": 0, "subtask": 1, "task": None}
+    wanted = []
+    for kind, step in kinds.items():
+        owner = {"output": run.outputs[0][0], "subtask": step_id(RUN, 0, 1), "task": RUN}[kind]
+        artifact = artifact_id(owner, kind)
+        run.record.artifacts[artifact].state = "redacted"
+        wanted.append(f"  {artifact}  {kind}{'' if step is None else f' of step {step}'}")
+    lines = verified(run).as_text().splitlines()
+    assert set(wanted) <= set(lines)
+    assert any(line.startswith("3 contents withheld by order of the exporter") for line in lines)
 
 
 def test_people_may_have_read_what_no_model_was_shown_unless_the_pool_records_reads() -> None:

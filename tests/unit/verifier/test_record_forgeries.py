@@ -341,6 +341,45 @@ def test_a_hold_that_came_later_or_holds_others_or_was_released_is_no_fault() ->
     assert verified(erase(run, output(run))).exit_code == 4
 
 
+def withheld(run: PaperRun, *types: str, **more: Any) -> Report:
+    """The verdict on a bundle without the reasons of these entries of a hold."""
+    for place, type_ in enumerate(types):
+        reason = run.record.system.commit(uuid5(RUN, f"reason/{place}"), "reason", "It is wanted.")
+        run.record.artifacts[UUID(reason["artifact"])].state = "redacted"
+        asks = {"asked_by": "p0"} if type_ == "hold.released" else {}
+        hold(run, type_, f"p{place - 1}", artifacts=[reason], **asks, **(more if place == 0 else {}))
+    return verified(run)
+
+
+def test_reasons_of_holds_on_other_runs_are_no_lack_of_a_bundle() -> None:
+    report = withheld(
+        PaperRun(Record()).whole(), "hold.placed", "hold.release_asked", "hold.released", runs=[str(FORK)]
+    )
+    assert (report.findings.faults, report.exit_code, report.findings.redacted) == ([], 0, [])
+    assert any("about other runs are not in this bundle (3)" in line for line in report.not_proven)
+    assert "withheld by order" not in report.as_text()
+    # What is withheld of the runs themselves is as before.
+    run = PaperRun(Record()).whole()
+    run.record.artifacts[output(run)].state = "redacted"
+    report = withheld(run, "hold.placed", runs=[str(FORK)])
+    assert (report.exit_code, report.findings.redacted) == (3, [str(output(run))])
+
+
+@pytest.mark.parametrize("more", [{}, {"runs": [str(FORK), str(RUN)]}, {"runs": [], "all_runs": True}])
+def test_reasons_of_a_hold_on_a_run_of_the_bundle_are_missed(more: dict[str, Any]) -> None:
+    report = withheld(PaperRun(Record()).whole(), "hold.placed", "hold.release_asked", "hold.released", **more)
+    assert (report.findings.faults, report.exit_code, len(report.findings.redacted)) == ([], 3, 3)
+    assert not any("about other runs" in line for line in report.not_proven)
+
+
+def test_a_hold_that_was_widened_to_a_run_of_the_bundle_or_holds_a_part_of_its_tree_is_one_on_it() -> None:
+    report = withheld(PaperRun(Record()).whole(), "hold.placed", "hold.widened", runs=[str(FORK)])
+    assert (report.findings.faults, report.exit_code, len(report.findings.redacted)) == ([], 3, 2)
+    run = delegated()
+    child = next(chain for chain in run.record.chains if chain != RUN)
+    assert withheld(run, "hold.placed", runs=[str(child)]).exit_code == 3
+
+
 def test_a_backdated_erasure_is_noticed_if_a_checkpoint_covers_the_hold_alone() -> None:
     run = PaperRun(Record()).whole()
     hold(run)

@@ -334,6 +334,19 @@ def test_broken_glass_forces_a_later_review_and_is_said() -> None:
     report = fine(run)
     assert any("bob broke the glass" in line for line in report.not_proven)
     assert any("later review is open" in line for line in report.not_proven)
+    assert ", BYPASSED by bob, the later review is open\n" in report.as_text()
+
+
+def test_who_looked_after_the_glass_was_broken_reviewed_later() -> None:
+    run = paper(PLAN_GATE)
+    run.plan()
+    Reviewing(run, "plan", None).break_glass("bob")
+    later = Reviewing(run, "plan", None, reason="break-glass", holds=False, excluded=["ann", "bob"])
+    finish(run, 0, 1, 2)
+    later.approve("dan", "eve")
+    text = fine(run).as_text()
+    assert ", BYPASSED by bob, later reviewed by dan, eve (approved)\n" in text
+    assert text.count("reviewed by") == 1
 
 
 def test_broken_glass_without_a_later_review_is_found() -> None:
@@ -358,7 +371,11 @@ def test_a_review_that_expired_into_an_approval_is_said() -> None:
     run.record.wait(60)
     review.close("expired")
     finish(run, 0, 1, 2)
-    assert any("it expired and the rule let it pass" in line for line in fine(run).not_proven)
+    report = fine(run)
+    assert any("it expired and the rule let it pass" in line for line in report.not_proven)
+    assert ", gate `plan` LET PASS BY THE RULE, NOBODY LOOKED\n" in report.as_text()
+    answer = answer_text(who_approved(report, find_run(report, str(RUN)), "plan"))
+    assert ": let pass by the rule, nobody looked\n" in answer
 
 
 def test_a_withheld_display_leaves_unproven_what_was_displayed() -> None:
@@ -444,12 +461,24 @@ def test_draws_with_another_secret_than_the_one_on_record_are_found() -> None:
     assert "another secret" in faults(run)
 
 
-def test_a_hold_is_released_by_two_people() -> None:
+@pytest.mark.parametrize(
+    ("asks", "confirms", "verdict"),
+    [
+        (("ann", None), ("bob", None), "valid"),
+        (("ann", None), ("ann", None), "invalid"),
+        # Whoever lets somebody else act has a part in it.
+        (("ann", None), ("bot", "ann"), "invalid"),
+        (("bot", "ann"), ("ann", None), "invalid"),
+        (("bot", "ann"), ("bob", "dan"), "valid"),
+    ],
+)
+def test_a_hold_is_released_by_two_people(
+    asks: tuple[str, str | None], confirms: tuple[str, str | None], verdict: str
+) -> None:
     hold = str(uuid5(RUN, "hold"))
-    for second, verdict in (("bob", "valid"), ("ann", "invalid")):
-        record = Record()
-        run = PaperRun(record)
-        record.system.add("hold.placed", by="ann", hold=hold, matter="m", runs=[], all_runs=True, artifacts=[])
-        record.system.add("hold.release_asked", by="ann", hold=hold, matter="m", artifacts=[])
-        record.system.add("hold.released", by=second, hold=hold, matter="m", artifacts=[])
-        assert verified(run).verdict == verdict
+    record = Record()
+    run = PaperRun(record)
+    record.system.add("hold.placed", by="ann", hold=hold, matter="m", runs=[], all_runs=True, artifacts=[])
+    for type_, (by, for_) in (("hold.release_asked", asks), ("hold.released", confirms)):
+        record.system.add(type_, by=by, for_=for_, hold=hold, matter="m", artifacts=[])
+    assert verified(run).verdict == verdict
